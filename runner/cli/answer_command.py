@@ -16,7 +16,6 @@ from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import command_line, complete, json_option, store_option
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
 from plait.runner.cli.waiting_questions import answering_command, list_waiting, print_watch_notice, question_facts
-from plait.runner.client.backend_set import BackendSet
 from plait.runner.client.store_place import (
     MAX_RUNS_SEARCHED,
     StorePlace,
@@ -26,7 +25,7 @@ from plait.runner.client.store_place import (
     is_utf8,
     read_only_store,
 )
-from plait.runner.client.trusted_backends import inspecting_runner
+from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.recovery.resume_plan import ResumeAction
@@ -106,10 +105,11 @@ async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: StoreP
             taken = await _submit_answer(store, record, task, choice.text)
         else:
             print_watch_notice(record)
-            async with inspecting_runner(
-                store, record, await store.list_tasks(record.run_id), note=print_note
-            ) as runner:
-                await runner.answer(record.run_id, task.task_id, choice.kind, choice.text)
+            await (
+                TrustedBackends(store, note=print_note)
+                .runs()
+                .settle(record.run_id, task.task_id, choice.kind, choice.text)
+            )
         record = await find_run(store, record.run_id)
     if as_json:
         run_report.print_json({"run_id": record.run_id, "task_id": task.task_id, "answer": choice.kind, "taken": taken})
@@ -127,8 +127,7 @@ async def _submit_answer(store: Store, record: RunRecord, task: TaskRecord, text
     # Without a question the runner decides: it reads the task once more.
     asking = None if task.asked is None else asking_of(task.question or "", task.asked)
     value = text if asking is None else asking.read(text)
-    runner = BackendSet({}).make_runner({}, store=store)
-    return await runner.answer_question(record.run_id, task.task_id, value, attempt=task.attempt or None)
+    return await TrustedBackends(store).runs().answer(record.run_id, task.task_id, value, attempt=task.attempt or None)
 
 
 def _describe_result(record: RunRecord, taken: bool) -> str:
@@ -176,11 +175,9 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[QuestionView]:
     tasks = await store.list_tasks(run.run_id)
     running = [one for one in tasks if one.status == TaskStatus.RUNNING]
     cut = {one.task_id: one for one in running if one.crashes or decode_task(one).at_most_once}
-    whole = await store.get_run(run.run_id) if cut else None
-    if whole is None:
+    if not cut:
         return []
-    async with inspecting_runner(store, whole, tasks, note=print_note) as runner:
-        steps = (await runner.preview_resume(run.run_id)).tasks
+    steps = (await TrustedBackends(store, note=print_note).runs().preview(run.run_id)).tasks
     return [
         QuestionView(
             run_id=run.run_id,

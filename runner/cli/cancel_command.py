@@ -15,7 +15,7 @@ from plait.runner.cli.command_options import command_line, hosts_option, json_op
 from plait.runner.cli.terminal_output import print_note
 from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.store_place import StorePlace, existing_store, find_run
-from plait.runner.client.trusted_backends import FileOptions, cancelling_runner
+from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RUN_DONE, RunStatus
@@ -51,8 +51,8 @@ async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | N
         unreached: dict[str, Sequence[str]] = {}
         if not had_ended:
             print_watch_notice(record)
-        async with cancelling_runner(store, record, FileOptions(hosts=hosts), print_note) as runner:
-            status = await runner.cancel_run(record.run_id, wait=_WAIT, on_unreached=unreached.update)
+        runs = TrustedBackends(store, FileOptions(hosts=hosts), note=print_note).runs()
+        status = await runs.cancel(record.run_id, wait=_WAIT, on_unreached=unreached.update)
         record = await find_run(store, record.run_id)
     if as_json:
         value = {"run_id": record.run_id, "status": status.value, "had_ended": had_ended, "unreached": unreached}

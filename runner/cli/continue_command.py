@@ -23,11 +23,10 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.ctrl_c import end_at_second
-from plait.runner.cli.terminal_output import output, print_line, redirect_prints, visible, without_controls
+from plait.runner.cli.terminal_output import output, print_line, print_note, redirect_prints, visible, without_controls
 from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.store_place import existing_store, find_run, find_task, is_utf8
-from plait.runner.client.trusted_backends import FileOptions, StoredBackends
-from plait.runner.state.codec import decode_dag
+from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.views.view_models import usage_fields
 
 
@@ -70,12 +69,8 @@ async def continue_task(word: str, task_id: str, message: str, files: FileOption
         record = await find_run(store, word)
         await find_task(store, record, task_id)
         print_watch_notice(record)
-        dag = decode_dag(record, await store.list_tasks(record.run_id))
-        stored = StoredBackends.of(record, files)
-        names = [dag.backend_of(dag[task_id]) or stored.default]
-        backend_set = stored.select(names)
-        async with backend_set.open(names) as made:
-            reply = await backend_set.make_runner(made, store=store).continue_task(record.run_id, task_id, message)
+        runs = TrustedBackends(store, files, note=print_note).runs()
+        reply = await runs.continue_task(record.run_id, task_id, message)
     if options.as_json:
         value: dict[str, Any] = {
             "run_id": record.run_id,

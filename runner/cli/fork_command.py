@@ -44,6 +44,7 @@ from plait.runner.client.backend_set import (
     stored_concurrency,
 )
 from plait.runner.client.fork_run import Fork
+from plait.runner.client.runs import Runs, run_options
 from plait.runner.client.store_place import existing_store, find_run, is_utf8, read_only_store, runs_of_plan
 from plait.runner.client.trusted_backends import FileOptions, StoredBackends
 from plait.runner.plan.plan_inputs import converted
@@ -163,24 +164,20 @@ async def _run_fork(options: Mapping[str, Any], output: OutputOptions, task: str
     async with open_store(options["store_path"]) as store:
         record = await find_run(store, name, runs_of_plan(files.plan) if name == "last" else None)
         stored = StoredBackends.of(record, files)
-        fork = (
-            await BackendSet({})
-            .make_runner({}, store=store)
-            .fork(
-                record.run_id,
-                task,
-                prompts=options["prompts"],
-                inputs=_inputs(record, options["inputs"]),
-                results=options["results"],
-                only=only,
-                backend=backend,
-            )
+        fork = await Runs(run_options(store=store)).fork(
+            record.run_id,
+            task,
+            prompts=options["prompts"],
+            inputs=_inputs(record, options["inputs"]),
+            results=options["results"],
+            only=only,
+            backend=backend,
         )
         backend_set = _select(stored, fork, backend)
         async with backend_set.open(backend_set.specs) as made:
             concurrency = output.concurrency or stored_concurrency(record) or backend_set.concurrency()
-            runner = backend_set.make_runner(made, store=store, concurrency=concurrency)
-            preview = await runner.preview_fork(fork)
+            runs = Runs(backend_set.options(made, store=store, concurrency=concurrency))
+            preview = await runs.preview_fork(fork)
             effects = [] if options["again"] else list_effects(preview, backend_set, made)
             if options["dry_run"]:
                 return print_reuse(preview, effects, output.as_json)
@@ -188,7 +185,7 @@ async def _run_fork(options: Mapping[str, Any], output: OutputOptions, task: str
             if not output.quiet:
                 print_note(summarize_reuse(preview))
             fork = replace(fork, settings=_settings(fork.settings, backend_set))
-            return await follow_run(runner.start_fork(fork), fork.dag, output, store)
+            return await follow_run(runs.start_fork(fork), fork.dag, output, store)
 
 
 def _inputs(record: RunRecord, texts: Mapping[str, str]) -> dict[str, JsonValue]:

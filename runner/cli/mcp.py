@@ -17,11 +17,10 @@ from plait.runner.cli.command_exits import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import apply_log_options, backend_options, log_options, store_option
 from plait.runner.cli.follow_run import stop_on_signal
 from plait.runner.cli.terminal_output import print_note
-from plait.runner.client.backend_set import BackendOptions, BackendSet
+from plait.runner.client.backend_set import BackendOptions
 from plait.runner.client.offered_plans import LocalPlans, named_plans
-from plait.runner.client.runs import RunService
 from plait.runner.client.store_place import StorePlace, open_store
-from plait.runner.client.trusted_backends import StoredRunners
+from plait.runner.client.trusted_backends import TrustedBackends
 
 
 @click.command("mcp")
@@ -59,10 +58,9 @@ async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: S
         ended.set()
 
     async with open_store(place) as store, anyio.create_task_group() as beside:
-        runner = BackendSet({}).make_runner({}, store=store)
-        async with RunService(runner, runners=StoredRunners(store)) as service:
+        async with TrustedBackends(store).runs() as runs:
             await beside.start(stop_on_signal, end_at_signal, print_note)
-            tools = RunTools(service, LocalPlans(plans, backend, store, service), Clock())
+            tools = RunTools(runs, LocalPlans(plans, backend, store, runs), Clock())
             beside.start_soon(serve_until_closed, tools)
             await ended.wait()
         if signalled.is_set():

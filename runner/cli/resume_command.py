@@ -37,15 +37,15 @@ from plait.runner.cli.preview_report import print_resume
 from plait.runner.cli.run_report import FinishedRun
 from plait.runner.cli.terminal_output import print_note, redirect_prints
 from plait.runner.cli.waiting_questions import print_watch_notice
-from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, stored_concurrency
+from plait.runner.client.backend_set import BackendOptions, backend_set_of_file
 from plait.runner.client.fork_run import repaired_prompts
 from plait.runner.client.store_place import AnyStore, existing_store, find_newest_resumable, find_run, read_only_store
 from plait.runner.client.trusted_backends import (
     FileOptions,
     StoredBackends,
-    cancelling_runner,
-    inspecting_runner,
+    TrustedBackends,
     select_backends,
+    statuses_after_resume,
 )
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
@@ -56,8 +56,9 @@ from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
+from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.state.codec import decode_dag, decode_task
-from plait.runner.state.stored_run import StoredPolicy, has_ended
+from plait.runner.state.stored_run import StoredPolicy, ended_result, needs_no_work
 from plait.statuses import RunStatus
 from plait.task import MODEL_SETTINGS, Task
 
@@ -100,9 +101,9 @@ async def _preview(name: str | None, files: FileOptions, options: OutputOptions,
         record = await _find(store, name, retry_failed)
         tasks = await store.list_tasks(record.run_id)
         print_watch_notice(record)
-        async with inspecting_runner(store, record, tasks, files, print_note) as runner:
-            preview = await runner.preview_resume(record.run_id, retry_failed=retry_failed)
-        stored = StoredBackends.of(record, files)
+        trusted = TrustedBackends(store, files, note=print_note)
+        preview = await trusted.runs().preview(record.run_id, retry_failed=retry_failed)
+        stored = trusted.of(record)
         prompts = _repaired_prompts(record, tasks, stored) if retry_failed and not preview.ended else {}
         code = print_resume(preview, prompts, options.as_json)
         if not preview.ended and not await is_to_be_cancelled(store, record):
@@ -119,25 +120,22 @@ async def _resume(name: str | None, files: FileOptions, options: OutputOptions, 
     assert options.store is not None
     async with existing_store(options.store) as store:
         record = await _find(store, name, retry_failed)
-        tasks = await store.list_tasks(record.run_id)
-        dag, led_by = decode_dag(record, tasks), StoredPolicy.of(record)
+        led_by = StoredPolicy.of(record)
         if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
             options = replace(options, result_of=ANSWER_ID)
-        if has_ended(record, tasks, retry_failed):
-            reader = BackendSet({}).make_runner({}, store=store)
-            return _print_ended(await reader.resume(record.run_id), dag, options)
-        if await is_to_be_cancelled(store, record):  # cancelling needs no backend but those on hosts
-            async with cancelling_runner(store, record, files, print_note) as ending:
-                return await follow_run(ending.start_resume(record.run_id), dag, options, store)
-        stored = StoredBackends.of(record, files)
-        backend_set, names, statuses = select_backends(record, dag, tasks, stored, retry_failed=retry_failed)
-        prompts = _repaired_prompts(record, tasks, stored) if retry_failed else {}
-        _print_plan_changes(record, tasks, stored, prompts)
-        async with backend_set.open(names) as made:
-            concurrency = options.concurrency or stored_concurrency(record) or backend_set.concurrency()
-            runner = backend_set.make_runner(made, store=store, concurrency=concurrency, strict=options.strict)
-            run = runner.start_resume(record.run_id, retry_failed=retry_failed, prompts=prompts)
-            return await follow_run(run, dag, replace(options, concurrency=concurrency), store, statuses)
+        trusted = TrustedBackends(store, files, note=print_note, concurrency=options.concurrency, strict=options.strict)
+        runs = trusted.runs()
+        run = await runs.read(record.run_id)
+        dag, tasks = run.state.dag, run.tasks
+        if needs_no_work(run, retry_failed):
+            return _print_ended(ended_result(run), dag, options)
+        stored = None if await is_to_be_cancelled(store, record) else trusted.of(record)
+        prompts = {} if stored is None or not retry_failed else _repaired_prompts(record, tasks, stored)
+        statuses = statuses_after_resume(dag, tasks, retry_failed=retry_failed)
+        async with runs.open(run, ResumeOptions(retry_failed, prompts=prompts)) as (continued, chosen):
+            if stored is not None:
+                _print_plan_changes(record, tasks, stored, prompts)
+            return await follow_run(continued, dag, replace(options, concurrency=chosen.concurrency), store, statuses)
 
 
 async def _find(store: AnyStore, name: str | None, retry_failed: bool) -> RunRecord:

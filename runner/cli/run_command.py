@@ -48,6 +48,7 @@ from plait.runner.client.backend_set import (
     queue_run,
     required_backends,
 )
+from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, is_utf8, open_store
 from plait.runner.client.trusted_backends import backends_of_file_only
 from plait.runner.plan.plan_file import Plan
@@ -184,11 +185,12 @@ async def _run_plan(
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with backend_set.open(names) as made, store or nullcontext():
         concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
-        runner = backend_set.make_runner(made, store=store, concurrency=concurrency, strict=options.strict)
+        chosen = backend_set.options(made, store=store, concurrency=concurrency, strict=options.strict)
+        runs = Runs(chosen)
         preview = None
         if like is not None and store is not None:
             earlier = (await find_run(store, like, RunsOfPlan(plan.name, backend_set.plan))).run_id
-            look = partial(runner.preview_like, plan.dag, earlier, fresh=fresh, policy=plan.policy)
+            look = partial(runs.preview_like, plan.dag, earlier, fresh=fresh, policy=plan.policy)
             preview = await look(keep_answers=keep_answers is not False)
             if keep_answers is None:
                 keep_answers = not dry_run and not options.quiet and await keep_or_ask_again(preview)
@@ -201,7 +203,7 @@ async def _run_plan(
             told = tell_paid_again(preview) if options.quiet else summarize_reuse(preview)
             if told is not None:
                 print_note(told)
-        run = runner.start(
+        run = runs.begin(
             plan.dag,
             settings=backend_set.settings(),
             policy=plan.policy,

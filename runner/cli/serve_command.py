@@ -29,10 +29,10 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.follow_run import stop_on_signal
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
-from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, make_queueing_runner
-from plait.runner.client.runs import RunService
+from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
+from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, StorePlace, open_store
-from plait.runner.client.trusted_backends import StoredRunners
+from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.serving.server_access import listen, make_access, token_file, url_of
 from plait.runner.views.read_views import shown_status
@@ -145,11 +145,11 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
         async with (
             backend_set.open(opened) as made,
             open_store(options.store) as store,
-            _make_service(backend_set, made, store, options, concurrency) as service,
+            _make_runs(backend_set, made, store, options, concurrency) as runs,
         ):
             settings = {**backend_set.settings(), "posted": True}
             specs = backend_set.specs
-            served = ServedRuns(service, tuple(specs), settings, specs, backend_set.default, starts=not options.queues)
+            served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options.queues)
             url = url_of(options.host, listening.getsockname()[1])
             access = make_access(options.store, url, store.files_root)
             with token_file(access):
@@ -160,31 +160,32 @@ async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int
                 print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
                 print_note(f"  {'token':<9} {access.token_path}")
                 server = ApiServer(served, listening, access.token, access.sign_in, options.host)
-                await serve_until_signal(server, service, partial(_take_up, service, store, options.takes_up))
-            return CANCELLED if service.driven else COMPLETED
+                await serve_until_signal(server, runs, partial(_take_up, runs, store, options.takes_up))
+            return CANCELLED if runs.driven else COMPLETED
 
 
-def _make_service(
+def _make_runs(
     backend_set: BackendSet, made: Mapping[str, Backend], store: Store, options: ServeOptions, concurrency: int | None
-) -> RunService:
-    """Return the service of the runs: on the open backends `made`, or on none if the workers execute the runs."""
+) -> Runs:
+    """Return the runs: on the open backends `made`, or on none if the workers execute the runs."""
     concurrency = concurrency or backend_set.concurrency()
     if options.queues:
-        runner = make_queueing_runner(backend_set, backend_set.specs, store, concurrency)
-        return RunService(runner, runners=StoredRunners(store))
-    runner = backend_set.make_runner(
-        made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
+        queueing = queueing_options(backend_set, backend_set.specs, store, concurrency)
+        return Runs(queueing, source=TrustedBackends(store))
+    return Runs(
+        backend_set.options(
+            made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
+        )
     )
-    return RunService(runner)
 
 
 async def serve_until_signal(
-    server: ApiServer, service: RunService, at_start: Callable[[], Coroutine[Any, Any, None]] | None = None
+    server: ApiServer, runs: Runs, at_start: Callable[[], Coroutine[Any, Any, None]] | None = None
 ) -> None:
     """Serve until the first signal. `at_start` is called once signals are handled."""
 
     def note(text: str) -> None:
-        print_note(text if service.driven else "stopping")
+        print_note(text if runs.driven else "stopping")
 
     async with anyio.create_task_group() as beside:
         await beside.start(stop_on_signal, server.stop, note)
@@ -204,20 +205,20 @@ def missing_packages(command: str) -> str:
     return f"plait {command} needs the extra `server` ({' and '.join(missing)}); run: {install_command('server')}"
 
 
-async def _take_up(service: RunService, store: Store, wanted: bool) -> None:
+async def _take_up(runs: Runs, store: Store, wanted: bool) -> None:
     """Continue the posted runs that no process executes, if `wanted`. Other runs have backends of their own."""
-    runs = await store.list_runs(MAX_RUNS_SEARCHED) if wanted else ()
+    stored = await store.list_runs(MAX_RUNS_SEARCHED) if wanted else ()
     async with anyio.create_task_group() as group:
-        for run in runs:
+        for run in stored:
             if not run.damaged and shown_status(run) in _TO_TAKE_UP:
-                group.start_soon(_take_up_run, service, store, run.run_id)
+                group.start_soon(_take_up_run, runs, store, run.run_id)
 
 
-async def _take_up_run(service: RunService, store: Store, run_id: str) -> None:
+async def _take_up_run(runs: Runs, store: Store, run_id: str) -> None:
     try:
         record = await store.get_run(run_id)
         if record is not None and json.loads(record.settings).get("posted"):
-            await service.start_run(run_id)
+            await runs.start(run_id)
             print_note(f"took up run {as_line(run_id)}")
     except RunOwned:
         pass  # another server was faster

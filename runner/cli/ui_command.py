@@ -20,10 +20,8 @@ from plait.runner.cli.command_exits import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import apply_log_options, json_option, log_options, store_option
 from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
 from plait.runner.cli.terminal_output import print_line, print_note, redirect_prints
-from plait.runner.client.backend_set import BackendSet
-from plait.runner.client.runs import RunService
 from plait.runner.client.store_place import AnyStore, StorePlace, open_store
-from plait.runner.client.trusted_backends import StoredRunners
+from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.serving.server_access import (
     listen,
     make_access,
@@ -125,9 +123,8 @@ async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) 
     from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
     from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
 
-    runner = BackendSet({}).make_runner({}, store=store)
-    async with RunService(runner, runners=StoredRunners(store)) as service:
-        served = ServedRuns(service, (), {}, creates=False)
+    async with TrustedBackends(store).runs() as runs:
+        served = ServedRuns(runs, (), {}, creates=False)
         url = url_of(options.host, listening.getsockname()[1])
         access = make_access(options.store, url, store.files_root)
         with token_file(access):
@@ -140,8 +137,8 @@ async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) 
                 )
             print_note("the page, until Ctrl-C:")
             told = {"url": url, "page": address, "token_file": str(access.token_path)}
-            await serve_until_signal(server, service, partial(_announce, options, told))
-        return CANCELLED if service.driven else COMPLETED
+            await serve_until_signal(server, runs, partial(_announce, options, told))
+        return CANCELLED if runs.driven else COMPLETED
 
 
 async def _announce(options: UiOptions, told: Mapping[str, str]) -> None:

@@ -46,7 +46,7 @@ How: TypeAlias = Literal["done", "again", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class PersonDecision:
-    """A person's decision about a task: see `ParallelRunner.answer`. Raises ValueError for an unknown `how`."""
+    """A person's decision about a task: see `Runs.settle`. Raises ValueError for an unknown `how`."""
 
     how: How
     text: str
@@ -57,7 +57,7 @@ class PersonDecision:
 
 
 async def apply_decision(config: RunOptions, run_id: str, task_id: str, decision: PersonDecision) -> None:
-    """Apply a decision. See `ParallelRunner.answer`."""
+    """Apply a decision. See `Runs.settle`."""
     until = config.clock.monotonic() + _RELEASE_S
     while True:
         run = await stored_run(config.store, run_id)
@@ -120,7 +120,7 @@ async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, d
 
 
 async def unanswered_questions(config: RunOptions, run_id: str) -> list[OpenQuestion]:
-    """Return the unanswered questions. See `ParallelRunner.questions`."""
+    """Return the unanswered questions. See `Runs.questions`."""
     run = await stored_run(config.store, run_id)
     noted = await first_notes(run)
     return [question for question in open_questions(run) if question.task_id not in noted]
@@ -129,7 +129,7 @@ async def unanswered_questions(config: RunOptions, run_id: str) -> list[OpenQues
 async def answer_question(
     config: RunOptions, run_id: str, task_id: str, value: JsonInput, attempt: int | None, wait: float
 ) -> bool:
-    """Answer a question. See `ParallelRunner.answer_question`."""
+    """Answer a question. See `Runs.answer`."""
     ends = config.clock.monotonic() + wait
     mine: AnswerNote | None = None
     while True:

@@ -26,10 +26,10 @@ from plait.errors import InvalidRequest, KeyConflict
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
+from plait.runner.client.runs import Runs, run_options
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Policy
-from plait.runner.engine.run_options import DEFAULT_BACKEND, needed_backends, policy_backends, task_backends
-from plait.runner.parallel_runner import ParallelRunner
+from plait.runner.engine.run_options import DEFAULT_BACKEND, RunOptions, needed_backends, policy_backends, task_backends
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_models import PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
@@ -147,13 +147,13 @@ class BackendSet:
         given = {name: getattr(spec, "limits", None) for name, spec in self.specs.items()}
         return {name: RateLimits(**limits.model_dump()) for name, limits in given.items() if limits is not None}
 
-    def make_runner(self, made: Mapping[str, Backend], **options: Any) -> ParallelRunner:
-        """Return a runner with the open backends `made` and the default of this set."""
+    def options(self, made: Mapping[str, Backend], **options: Any) -> RunOptions:
+        """Return the options of runs on the open backends `made`, with the default of this set."""
         # A task without a backend then runs under the name of the default, and the limit of that backend applies.
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         rates = {name: limit for name, limit in self.rates().items() if name in made}
         default = self.default if self.default in made else None
-        return ParallelRunner(backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options)
+        return run_options(backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options)
 
 
 def required_backends(
@@ -325,13 +325,13 @@ def stores_backends(run: RunRecord) -> bool:
 async def queue_run(
     plan: Plan, backend_set: BackendSet, store: Store, concurrency: int | None, key: str | None = None
 ) -> str:
-    """Store a queued run of `plan`, one for a key, and return its id. Raises as `ParallelRunner.create_run`, and
+    """Store a queued run of `plan`, one for a key, and return its id. Raises as `Runs.create`, and
     KeyConflict if the run of the key has another `concurrency`.
     """
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    runner = make_queueing_runner(backend_set, names, store, concurrency)
-    run_id = await runner.create_run(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
+    runs = Runs(queueing_options(backend_set, names, store, concurrency))
+    run_id = await runs.create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
     if key is not None and (record := await store.get_run(run_id)) is not None:
         # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
         stored = stored_concurrency(record)
@@ -344,12 +344,12 @@ async def queue_run(
     return run_id
 
 
-def make_queueing_runner(
+def queueing_options(
     backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None
-) -> ParallelRunner:
-    """Return a runner that creates runs on the backends in `names`, and opens none of them."""
+) -> RunOptions:
+    """Return the options of runs that are created for the backends in `names`, none of which is opened."""
     unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
-    return backend_set.make_runner(unopened, store=store, concurrency=concurrency)
+    return backend_set.options(unopened, store=store, concurrency=concurrency)
 
 
 def _unopened(backend_set: BackendSet, name: str) -> Backend:

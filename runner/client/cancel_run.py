@@ -26,7 +26,7 @@ OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
 
 
 async def cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:
-    """Cancel the run. See `ParallelRunner.cancel_run`."""
+    """Cancel the run. See `Runs.cancel`."""
     ends = config.clock.monotonic() + wait
     told, watched = False, None
     while True:

@@ -54,7 +54,7 @@ _WHY = {
 
 async def continue_task(config: RunOptions, run: StoredRun, task_id: str, message: str) -> Reply:
     """Send a person's message. The claim on the run excludes concurrent messages. See
-    `ParallelRunner.continue_task`.
+    `Runs.continue_task`.
     """
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)

@@ -95,7 +95,7 @@ async def create_run(
     config: RunOptions, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
 ) -> tuple[str, bool]:
     """Store a queued run; `settings` come from `with_policy`. Return its id, and whether this call made it: of several
-    calls with one key at the same time, one did. See `ParallelRunner.create_run`.
+    calls with one key at the same time, one did. See `Runs.create`.
     """
     run_id, store = checked_run_id(run_id), config.store
     if key is not None and run_id is not None:

@@ -58,7 +58,7 @@ async def plan_fork(
     backend: str | None = None,
 ) -> Fork:
     """Return the fork of the run from the task `start` on, or, with `only`, a run of that task alone on its recorded
-    inputs: see `ParallelRunner.fork`.
+    inputs: see `Runs.fork`.
     """
     run = await stored_run(store, run_id)
     require_tasks([start, *prompts, *results], run.state.dag.tasks, f"run {run_id}")

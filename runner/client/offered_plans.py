@@ -15,7 +15,7 @@ from plait.errors import InvalidRequest, PlaitError
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan, queue_run, read_plan_data
-from plait.runner.client.runs import RunService
+from plait.runner.client.runs import Runs
 from plait.runner.domain.dag import nearest
 from plait.runner.plan.plan_file import load_plan_of_run
 from plait.runner.plan.plan_inputs import no_input
@@ -26,16 +26,16 @@ from plait.runner.state.stored_run import StoredPolicy, stored_record
 
 
 class LocalPlans:
-    """Plan files by the names of the files without suffix. Runs are stored in `store` and executed by `service`.
+    """Plan files by the names of the files without suffix. Runs are stored in `store` and executed by `runs`.
 
     Raises InvalidRequest if a file cannot be read, or if two files have one name; PlanError if a file has mistakes.
     """
 
-    def __init__(self, files: Sequence[Path], backend: BackendOptions, store: Store, service: RunService) -> None:
+    def __init__(self, files: Sequence[Path], backend: BackendOptions, store: Store, runs: Runs) -> None:
         self._files = named_plans(files)
         self._backend = backend
         self._store = store
-        self._service = service
+        self._runs = runs
         self._nested = any(name.startswith(PREFIX) for name in os.environ)
 
     def describe(self) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ class LocalPlans:
 
     async def start(self, run_id: str) -> None:
         """Execute the run. Raises PlaitError unless the run was made from one of the plans, and as
-        `RunService.start_run`.
+        `Runs.start`.
         """
         self._require_outside()
         if not await self.has_made(run_id):
@@ -82,7 +82,7 @@ class LocalPlans:
                 f"run {run_id} was not made from a plan of this server ({', '.join(self._files)}); "
                 f"a person continues the run with `plait resume {run_id}`"
             )
-        await self._service.start_run(run_id)
+        await self._runs.start(run_id)
 
     def _require_outside(self) -> None:
         """Raise PlaitError if the agent is itself a task of a run: agents that start agents could go on without end."""

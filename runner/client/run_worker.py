@@ -16,7 +16,7 @@ from plait import events
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.store_protocol import Store
-from plait.runner.client.trusted_backends import FileOptions, StoredRunners
+from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.lease import LEASE_SECONDS
 from plait.runner.engine.run_handle import Run
@@ -71,7 +71,7 @@ class Worker:
     def __init__(self, store: Store, options: WorkerOptions, display: WorkerDisplay) -> None:
         self._store = TimeoutStore(store, STORE_TIMEOUT_S)
         self._options = options
-        self._runners = StoredRunners(self._store, options.files, lease=options.lease)
+        self._of_store = TrustedBackends(store, options.files, lease=options.lease).runs()
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
         """The runs that are executed here; None while the run is being prepared."""
@@ -145,8 +145,8 @@ class Worker:
 
     async def _resume(self, run_id: str) -> None:
         """Resume the run with its stored backends. Raises as `plait resume`."""
-        async with self._runners.open(run_id) as runner:
-            await self._follow(runner.start_resume(run_id))
+        async with self._of_store.open(await self._of_store.read(run_id)) as (run, _):
+            await self._follow(run)
 
     async def _follow(self, run: Run) -> None:
         if self._stopping:

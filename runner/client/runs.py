@@ -1,11 +1,13 @@
-"""`RunService`: create, start, watch and cancel runs in a process that serves many runs."""
+"""`Runs`: everything that one can do to the runs of a store, for the command, HTTP, MCP and programs alike."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
+import random
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from enum import Enum, auto
+from types import EllipsisType, TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
@@ -13,30 +15,154 @@ import anyio.abc
 import anyio.to_thread
 
 from plait import events
-from plait.backends.backend_protocol import Reply
+from plait.backends.backend_protocol import Backend, Reply
+from plait.backends.function_backend import as_backend
+from plait.backends.prices import Price
+from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
 from plait.program_log import logger
-from plait.runner.client.answer_task import How
+from plait.runner.client.answer_task import (
+    How,
+    PersonDecision,
+    answer_question,
+    apply_decision,
+    unanswered_questions,
+)
 from plait.runner.client.await_answer import wait_for_answer
+from plait.runner.client.cancel_run import OnUnreached, cancel_run
+from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import create_run, with_policy
+from plait.runner.client.drive_run import Drive, new_run, stored_run_drive
+from plait.runner.client.fork_run import Fork, plan_fork
+from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
+from plait.runner.domain.asked_question import OnQuestion, OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
+from plait.runner.domain.run_result import RunResult
 from plait.runner.drawing.dag_picture import coordinates
 from plait.runner.engine.event_feed import LiveText, TextPiece
 from plait.runner.engine.inbox import LOOK_EVERY_S
+from plait.runner.engine.lease import LEASE_SECONDS
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_handle import Run
-from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.recovery.resume import Preview, ResumeOptions
-from plait.runner.state.stored_run import stored_run
+from plait.runner.engine.run_options import DEFAULT_BACKEND, RunOptions, default_backend
+from plait.runner.recovery.resume import Preview, ResumeOptions, preview
+from plait.runner.reuse.earlier_answers import (
+    ReuseFrom,
+    require_tasks,
+)
+from plait.runner.scheduling.rate_limits import RateLimits
+from plait.runner.scheduling.slots import default_concurrency
+from plait.runner.state.own_store import OwnStore, with_open_store
+from plait.runner.state.stored_run import (
+    StoredRun,
+    stored_run,
+)
+from plait.runner.state.task_files import with_digests
+from plait.runner.state.timeouts import TimeoutStore
 from plait.runner.views.live_view import LiveView
 from plait.runner.views.read_views import RunFilter, find_runs, history, list_questions, look_up, task_detail
 from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
 from plait.statuses import RunStatus
-from plait.task import Task
+from plait.task import GrowthLimits, Task
 
 POLL_SECONDS = 0.2
+CANCEL_GRACE_SECONDS = 5.0
+DEFAULT_LIMITS = GrowthLimits()
+AS_STORED = ResumeOptions()
+
+
+def run_options(
+    backend: Backend | Callable[[str], Any] | None = None,
+    *,
+    backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
+    default: str | None = None,
+    store: Store | None = None,
+    concurrency: int | EllipsisType | None = ...,
+    limits: Mapping[str, int] | None = None,
+    rates: Mapping[str, RateLimits] | None = None,
+    shared_limits: bool = False,
+    strict: bool = False,
+    store_timeout: float = 10.0,
+    lease: float = LEASE_SECONDS,
+    cancel_grace: float = CANCEL_GRACE_SECONDS,
+    growth: GrowthLimits = DEFAULT_LIMITS,
+    on_question: OnQuestion | None = None,
+    prices: Mapping[str, Price] | None = None,
+    clock: Clock | None = None,
+    rng: random.Random | None = None,
+) -> RunOptions:
+    """Return the options of `ParallelRunner`, checked. Raises ValueError."""
+    if not store_timeout > 0:
+        raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
+    named = {name: as_backend(one) for name, one in (backends or {}).items()}
+    if backend is not None:
+        named[DEFAULT_BACKEND] = as_backend(backend)
+    if concurrency is ...:
+        concurrency = default_concurrency((limits or {}).get(name) for name in named)
+    return RunOptions(
+        backends=named,
+        default=default_backend(named, default, given=backend is not None),
+        store=store if store is None or isinstance(store, TimeoutStore) else TimeoutStore(store, store_timeout),
+        concurrency=concurrency,
+        limits=dict(limits or {}),
+        rates=dict(rates or {}),
+        shared_limits=shared_limits,
+        strict=strict,
+        lease=lease,
+        cancel_grace=cancel_grace,
+        growth=growth,
+        on_question=on_question,
+        prices=dict(prices or {}),
+        clock=clock or Clock(),
+        rng=rng or random.SystemRandom(),  # forked processes need different retry delays
+    )
+
+
+class Need(Enum):
+    """What the backends of a stored run are needed for."""
+
+    RESUME = auto()
+    """To run the tasks that are left."""
+    RETRY = auto()
+    """To run the tasks that are left, and those that failed."""
+    INSPECT = auto()
+    """To ask whether agents still work. Starts no backend."""
+    CANCEL = auto()
+    """To end what is under way on other hosts."""
+    CONTINUE = auto()
+    """To continue the conversation of one task."""
+
+
+class BackendSource(Protocol):
+    """Where the backends of stored runs come from: the same for all runs, or those that are stored with each run."""
+
+    def for_run(
+        self, run_id: str, need: Need, *, run: StoredRun | None = None, task_id: str | None = None
+    ) -> AbstractAsyncContextManager[RunOptions]:
+        """Open the backends of the run, and return them with the options of the run. `run` is the run if it has been
+        read already, `task_id` the task to be continued. Raises PlaitError.
+        """
+        ...
+
+
+class _SameForAll:
+    """The backends of one runner, for every run."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+
+    def for_run(
+        self,
+        run_id: str,  # noqa: ARG002 - signature of BackendSource
+        need: Need,  # noqa: ARG002
+        *,
+        run: StoredRun | None = None,  # noqa: ARG002
+        task_id: str | None = None,  # noqa: ARG002
+    ) -> AbstractAsyncContextManager[RunOptions]:
+        return nullcontext(self._options)
 
 
 @dataclass(slots=True)
@@ -77,59 +203,48 @@ class _Waiting:
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
-class Runners(Protocol):
-    """Where a RunService takes the runner of a stored run from, if the service's own runner lacks the backends."""
-
-    def open(
-        self, run_id: str, *, retry_failed: bool = False, task_id: str | None = None
-    ) -> AbstractAsyncContextManager[ParallelRunner]:
-        """Open a runner that can resume the run, or with `task_id` continue the conversation of the task. Raises
-        PlaitError.
-        """
-        ...
-
-    def inspect(self, run_id: str) -> AbstractAsyncContextManager[ParallelRunner]:
-        """Open a runner that can preview a resume of the run and settle its tasks. Starts no backend."""
-        ...
-
-
-class RunService:
-    """Management of many runs in one process: `async with RunService(runner) as service:`.
+class Runs:
+    """The runs of a store, as `ParallelRunner(...).runs`.
 
     All answers are read from the store. Runs of other processes are therefore listed, followed and cancelled in the
-    same way, and `start_run` and `resume_run` take over runs of dead processes. Calls that a client may have to repeat
-    are idempotent. A run that waits for a person continues here once the answer is stored, by whatever process, and at
-    the deadline of its question; a run that was executed elsewhere continues at the next `resume_run`.
+    same way, and `start` takes over runs of dead processes. Calls that a client may have to repeat are idempotent.
 
-    An exit from the block stops the runs executing here, waits until their state is stored, and lets `resume_run`
-    continue them later. A run that has ended while a server store is away goes on waiting for the store. `poll` is the
-    interval in seconds at which `events` reads the store. `runners` opens the runners of stored runs; without
-    `runners`, `runner` resumes every run.
+    `async with runner.runs as runs:` manages many runs in one process: `start` executes runs in the background. A run
+    that waits for a person continues here once the answer is stored, by whatever process, and at the deadline of its
+    question; a run that was executed elsewhere continues at the next `start`. An exit from the block stops the runs
+    executing here, waits until their state is stored, and lets `start` continue them later. A run that has ended while
+    a server store is away goes on waiting for the store.
 
-    Raises StoreRequired if `runner` has no store. All methods must be called from the event loop's thread. Methods
-    other than reads raise PlaitError outside the block. Every method may raise StoreError.
+    `source` opens the backends of stored runs; without it, those in `options` serve every run. All methods must be
+    called from the event loop's thread. Every method may raise StoreError, and StoreRequired without a store.
     """
 
-    def __init__(self, runner: ParallelRunner, *, poll: float = POLL_SECONDS, runners: Runners | None = None) -> None:
-        if runner.config.store is None:
-            raise StoreRequired("a RunService reads and writes runs; give its runner a store with store=...")
-        if not poll > 0:
-            raise ValueError(f"poll must be more than 0 seconds, not {poll}")
-        self._runner = runner
-        self._runners = runners or _OneRunner(runner)
-        self._store: Store = runner.config.store
-        self._clock = runner.config.clock
-        self._poll = poll
+    def __init__(
+        self, options: RunOptions, own_store: OwnStore | None = None, source: BackendSource | None = None
+    ) -> None:
+        self.options = options
+        """The options of new runs."""
+        self.own_store = own_store or OwnStore(options.store)
+        self.poll = POLL_SECONDS
+        """The interval in seconds at which `events` reads the store."""
+        self._source = source or _SameForAll(options)
         self._driven: dict[str, _Driven] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._group: anyio.abc.TaskGroup | None = None
         self._left = False
         self._block = AsyncExitStack()
 
+    @property
+    def _store(self) -> Store:
+        if self.options.store is None:
+            raise StoreRequired("runs are read from a store and written to it; give the runner one with store=...")
+        return self.options.store
+
     async def __aenter__(self) -> Self:
         if self._group is not None:
-            raise RuntimeError("a RunService can be entered only once; create another RunService")
-        await self._block.enter_async_context(self._runner)
+            raise RuntimeError("the runs of a runner can be entered only once; create another ParallelRunner")
+        assert self._store is not None
+        await self._block.enter_async_context(self.own_store.opened())
         self._group = await anyio.create_task_group().__aenter__()
         return self
 
@@ -149,43 +264,48 @@ class RunService:
                 return None
             return await self._group.__aexit__(kind, error, trace)
 
-    async def create_run(
+    def begin(
         self,
         dag: DAG | Iterable[Task],
+        run_id: str | None = None,
         *,
-        key: str | None = None,
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
-    ) -> str:
-        """Store a run of `dag` as queued and return its id. See `ParallelRunner.create_run`."""
-        return (await self.find_or_create_run(dag, key=key, settings=settings, policy=policy))[0]
+        like: str | ReusePreview | None = None,
+        fresh: Collection[str] = (),
+        keep_answers: bool = False,
+    ) -> Run:
+        """Return a new run of `dag`, to be executed in its `async with`: see `ParallelRunner.start`."""
+        dag = as_dag(dag)
+        reuse = _reuse(like.like if isinstance(like, ReusePreview) else like, fresh, keep_answers)
+        known = like.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
+        return self._run(*new_run(self.options, dag, run_id, settings, policy, reuse, known))
 
-    async def find_or_create_run(
+    def resume(
         self,
-        dag: DAG | Iterable[Task],
+        run_id: str,
         *,
-        key: str | None = None,
-        settings: Mapping[str, JsonInput] | None = None,
+        retry_failed: bool = False,
+        answers: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
-    ) -> tuple[str, bool]:
-        """Do as `create_run`. Return the id, and whether this call stored the run: False if the key had a run already,
-        and for all but one of several calls with the key at the same time.
+        prompts: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Return a stored run, to be continued with the backends of `options` in its `async with`: see
+        `ParallelRunner.resume`.
         """
-        config, dag = self._runner.config, as_dag(dag)
-        return await create_run(config, dag, None, key, with_policy(config, dag, settings, policy))
+        how = resume_options(retry_failed, answers, policy, prompts)
+        return self._run(*stored_run_drive(self.options, run_id, how))
 
-    async def start_run(self, run_id: str, *, policy: Policy | None = None) -> None:
-        """Begin or continue the run here. Return once the store records this process as the owner.
-
-        A run that already executes here, or has ended, is not changed. Later progress is read from the store: see
-        `events` and `get_run`. Cancelling this call does not affect the run.
-
-        Raises RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run is cancelled,
-        BackendMissing, and PolicyMissing if the run needs a `policy` (see `ParallelRunner.resume`).
+    @asynccontextmanager
+    async def open(self, run: StoredRun, how: ResumeOptions = AS_STORED) -> AsyncGenerator[tuple[Run, RunOptions]]:
+        """Open the backends of a run that has been read. Yield the run, to be continued in its own `async with`, and
+        the options with its backends. Raises PlaitError.
         """
-        await self._resume(run_id, ResumeOptions(retry_failed=False, policy=policy))
+        run_id, need = run.record.run_id, Need.RETRY if how.retry_failed else Need.RESUME
+        async with self._source.for_run(run_id, need, run=run) as options:
+            yield self._run(*stored_run_drive(options, run_id, how, run)), options
 
-    async def resume_run(
+    async def start(
         self,
         run_id: str,
         answers: Mapping[str, JsonInput] | None = None,
@@ -193,38 +313,232 @@ class RunService:
         retry_failed: bool = False,
         policy: Policy | None = None,
     ) -> None:
-        """Continue a stopped run, as `start_run` does. The options are those of `ParallelRunner.resume`.
+        """Begin or continue the run in the background, inside `async with runner.runs`. Return once the store records
+        this process as the owner.
 
-        If the run already executes here, each answer is passed to its task, as by `answer_question`. Raises
-        AnswerConflict if an answer comes too late, PlaitError if an answer does not fit its question.
+        The options are those of `ParallelRunner.resume`. A run that already executes here, or has ended, is not
+        changed; each answer is passed to its task, as by `answer`. Later progress is read from the store: see `events`
+        and `get`. Cancelling this call does not affect the run.
+
+        Raises RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run is cancelled,
+        BackendMissing, PolicyMissing if the run needs a `policy`, AnswerConflict if an answer comes too late,
+        PlaitError if an answer does not fit its question, or outside of the block.
         """
-        await self._resume(run_id, ResumeOptions(retry_failed, answers, policy))
+        await self._start(run_id, ResumeOptions(retry_failed, answers, policy))
 
-    async def answer_question(
+    async def create(
+        self,
+        dag: DAG | Iterable[Task],
+        run_id: str | None = None,
+        *,
+        key: str | None = None,
+        settings: Mapping[str, JsonInput] | None = None,
+        policy: Policy | None = None,
+    ) -> str:
+        """Store a run of `dag` as queued and return its id. `start` or a resume begins it, here or in another process.
+
+        `key` (1 to 200 characters, excludes `run_id`) makes the call idempotent: a repeated call with the same key,
+        also in a race or after a crash, returns the id of the existing run. Raises KeyConflict if the existing run has
+        another DAG, other settings or another policy. Raises StoreRequired, BackendMissing, DAGError, RunExists if
+        `run_id` is taken, and StoreError. After a StoreError the run may or may not be stored.
+        """
+        return (await self.find_or_create(dag, run_id, key=key, settings=settings, policy=policy))[0]
+
+    @with_open_store
+    async def find_or_create(
+        self,
+        dag: DAG | Iterable[Task],
+        run_id: str | None = None,
+        *,
+        key: str | None = None,
+        settings: Mapping[str, JsonInput] | None = None,
+        policy: Policy | None = None,
+    ) -> tuple[str, bool]:
+        """Do as `create`. Return the id, and whether this call stored the run: False if the key had a run already, and
+        for all but one of several calls with the key at the same time.
+        """
+        dag = as_dag(dag)
+        return await create_run(self.options, dag, run_id, key, with_policy(self.options, dag, settings, policy))
+
+    @with_open_store
+    async def preview_like(
+        self,
+        dag: DAG | Iterable[Task],
+        like: str,
+        *,
+        fresh: Collection[str] = (),
+        keep_answers: bool = False,
+        policy: Policy | None = None,
+    ) -> ReusePreview:
+        """Return which tasks of a `run` with the same arguments take an answer over and which run, each with the
+        reason. Call and store nothing.
+
+        A task that is said to take its answer over takes it over, and a task that is said to run runs, unless a task
+        before fails. DEPENDS names the tasks that run and whose answers decide.
+
+        Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, DAGError for
+        files that cannot be used, StoreError.
+        """
+        dag = as_dag(dag)
+        require_tasks(fresh, dag.tasks)
+        reuse = ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
+        return replace(await preview_reuse(self.options, with_digests(dag), reuse, policy), dag=dag)
+
+    @with_open_store
+    async def fork(
+        self,
+        run_id: str,
+        start: str,
+        *,
+        prompts: Mapping[str, str] | None = None,
+        inputs: Mapping[str, JsonInput] | None = None,
+        results: Mapping[str, str] | None = None,
+        only: bool = False,
+        backend: str | None = None,
+    ) -> Fork:
+        """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The
+        stored run may have ended, failed or been interrupted, and does not change.
+
+        The task `start` runs, with its parts if it has `for_each`. Tasks downstream of `start` or of an edit, and tasks
+        that did not complete, run unless nothing changed for them, as with `like` in `run`. All other tasks keep their
+        results and conversations, whatever their backends. The id of the stored run is kept with the new run.
+
+        `prompts` maps ids of tasks to new prompts (the id of a `for_each` task stands for its parts), `inputs` names of
+        inputs to new values, `results` ids of tasks to results that they take in place of a call (JSON for a task with
+        an `output_schema`). With `only` the task runs alone, on the inputs recorded in the stored run, with another
+        `backend` if given; tasks that it would add are not added.
+
+        Raises StoreRequired, RunNotFound, TaskNotFound, DAGError for an invalid prompt, PlaitError for an edit that
+        does not fit the run and, with `only`, if a task that the prompt names has no result, PolicyMissing, StoreError.
+        """
+        edits = {"prompts": prompts or {}, "results": results or {}}
+        return await plan_fork(
+            self.options.store, run_id, start, **edits, inputs=inputs or {}, only=only, backend=backend
+        )
+
+    @with_open_store
+    async def preview_fork(self, fork: Fork) -> ReusePreview:
+        """Return what each task of the fork would do: see `preview_like`."""
+        return await preview_reuse(self.options, fork.dag, fork.reuse, fork.policy)
+
+    def start_fork(self, fork: Fork) -> Run:
+        """Start the fork in the background: `async with runs.start_fork(fork) as run:`. Raises as `run`."""
+        return self._run(*new_run(self.options, fork.dag, None, fork.settings, fork.policy, fork.reuse))
+
+    @with_open_store
+    async def preview(self, run_id: str, *, retry_failed: bool = False) -> Preview:
+        """Return the action of a resume for each task, and the tasks that may be billed twice. Change nothing.
+
+        Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
+        is cancelled, StoreError.
+        """
+        run = await self.read(run_id)
+        async with self._source.for_run(run_id, Need.INSPECT, run=run) as options:
+            return await preview(options, run, retry_failed)
+
+    @with_open_store
+    async def settle(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
+        """Settle a task that waits for a person; a following `resume` continues the run.
+
+        `how` is `done` if the task took effect, with `text` as its result (JSON if the task has an `output_schema`);
+        `again` to run the task again; `fail` to fail the task, with `text` as the reason.
+
+        If another process owns the run, wait up to 2 seconds for the release: a worker may claim a waiting run only to
+        check whether stored answers let it continue.
+
+        Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
+        PlaitError if the task is not waiting or the text does not fit, StoreError.
+        """
+        decision = PersonDecision(how, text)
+        async with self._source.for_run(run_id, Need.INSPECT) as options:
+            await apply_decision(options, run_id, task_id, decision)
+
+    @with_open_store
+    async def cancel(
+        self, run_id: str, *, wait: float = 0.0, on_unreached: OnUnreached = lambda _hosts: None
+    ) -> RunStatus:
+        """Cancel a stored run permanently, whichever process executes it, and return its status.
+
+        An ended run is not changed. A run without an owner is cancelled at once. Otherwise the owner reads the request
+        from the store, at once in this process, else within a second, or within 5 seconds if a server's notification
+        is lost: the owner stores the run as cancelling, starts no further task, asks the running attempts to end
+        (`cancel_requested`), lets them continue for its own `cancel_grace` seconds, and stores the run as cancelled.
+        This call waits up to `wait` seconds for the end and returns `cancelling` if the end is still outstanding. If
+        the owner dies first, the next resume or `cancel` completes the cancellation. Repeated calls are harmless.
+
+        Of a cancelled run, each call ends the attempts that are still under way on the hosts of the backends.
+        `on_unreached` is called with the hosts that cannot be reached, and the ids of the tasks that may be under way
+        on each: call again when the hosts are back.
+
+        An owner with unknown state, such as one on another host, receives the request, has `wait` seconds to answer,
+        and is then watched for one `lease`. Raises StoreRequired, RunNotFound, StoreError. Cancelling this call does
+        not withdraw the request.
+        """
+        async with self._source.for_run(run_id, Need.CANCEL) as options:
+            return await cancel_run(options, run_id, wait, on_unreached)
+
+    @with_open_store
+    async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
+        """Continue the conversation of a task after the run: send `message`, store the turn, return the reply.
+
+        The task's result and the run's usage do not change; the reply carries the cost of the turn. A conversation
+        exists once a prompt was answered, or once the backend confirmed the session (as an agent does). A conversation
+        waiting for an answer accepts no other message.
+
+        Raises StoreRequired, RunNotFound, RunOwned if a live process executes the run, TaskNotFound, PlaitError if the
+        task has no usable conversation, BackendError if the backend fails, StoreError, and TurnNotStored (with the
+        reply) if the turn could not be stored.
+        """
+        run = await self.read(run_id)
+        run.require_task(task_id)
+        async with self._source.for_run(run_id, Need.CONTINUE, run=run, task_id=task_id) as options:
+            return await continue_task(options, run, task_id, message)
+
+    @with_open_store
+    async def questions(self, run_id: str) -> Sequence[OpenQuestion]:
+        """Return the unanswered questions of a stored run, in the order of the tasks.
+
+        Raises StoreRequired, RunNotFound, StoreError.
+        """
+        return await unanswered_questions(self.options, run_id)
+
+    @with_open_store
+    async def answer(
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
     ) -> bool:
-        """Answer the question of a task, whichever process executes the run. See `ParallelRunner.answer_question`."""
-        taken = await self._runner.answer_question(run_id, task_id, value, attempt=attempt, wait=wait)
+        """Answer the question of a waiting task, from any process. The first answer counts.
+
+        `attempt` is the attempt number from `questions`; the check prevents an answer to a later question of the same
+        task. An owner of the run reads the answer from the store within a second, or within 5 seconds if a server's
+        notification is lost, and the task continues at once; this call waits up to `wait` seconds. A run without an
+        owner continues at the next resume, or at once if it waits in this `async with`. Returns True once
+        the task has the answer, False if the answer is stored but not yet read by the owner.
+
+        Raises AnswerConflict if the question was already answered, is past its deadline or is no longer open;
+        PlaitError if the value does not fit; RunNotResumable if the run has failed with the question open (resume with
+        `retry_failed` first); StoreRequired, RunNotFound, TaskNotFound, StoreError.
+        """
+        taken = await answer_question(self.options, run_id, task_id, value, attempt, wait)
         if taken and (waiting := self._waiting.get(run_id)) is not None:
             await self._continue(run_id, waiting)
         return taken
 
-    async def cancel_run(self, run_id: str, *, wait: float = 0.0) -> RunStatus:
-        """Cancel the run permanently, whichever process executes it, and return its status. See
-        `ParallelRunner.cancel_run`.
-        """
-        return await self._runner.cancel_run(run_id, wait=wait)
+    async def read(self, run_id: str) -> StoredRun:
+        """Return the stored run with its tasks, as a resume reads it. Raises RunNotFound."""
+        return await stored_run(self.options.store, run_id)
 
-    async def get_run(self, run_id: str, *, tasks: bool = True) -> RunDetail:
+    @with_open_store
+    async def get(self, run_id: str, *, tasks: bool = True) -> RunDetail:
         """Return the stored state of the run, with its tasks unless `tasks` is False. Raises RunNotFound."""
-        return await look_up(self._store, run_id, self._clock.wall(), tasks)
+        return await look_up(self._store, run_id, self.options.clock.wall(), tasks)
 
     @property
     def driven(self) -> tuple[str, ...]:
         """The ids of the runs executing here now."""
         return tuple(self._driven)
 
-    async def list_runs(
+    @with_open_store
+    async def list(
         self,
         limit: int = 50,
         *,
@@ -239,37 +553,25 @@ class RunService:
         """
         return await find_runs(self._store, RunFilter(limit, offset, statuses, name, search))
 
-    async def get_task(self, run_id: str, task_id: str) -> TaskDetail:
+    @with_open_store
+    async def task(self, run_id: str, task_id: str) -> TaskDetail:
         """Return a task with its conversation and attempts. Raises RunNotFound, TaskNotFound."""
-        return await task_detail(self._store, run_id, task_id, self._clock.wall())
+        return await task_detail(self._store, run_id, task_id, self.options.clock.wall())
 
-    async def list_questions(self) -> list[QuestionView]:
+    @with_open_store
+    async def list_questions(self) -> Sequence[QuestionView]:
         """Return the tasks of all runs that wait for a person."""
         return await list_questions(self._store)
 
-    async def preview_resume(self, run_id: str, *, retry_failed: bool = False) -> Preview:
-        """Return the action of `resume_run` for each task. See `ParallelRunner.preview_resume`."""
-        async with self._runners.inspect(run_id) as runner:
-            return await runner.preview_resume(run_id, retry_failed=retry_failed)
-
-    async def settle_task(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
-        """Settle a task that waits for a person. See `ParallelRunner.answer`."""
-        async with self._runners.inspect(run_id) as runner:
-            await runner.answer(run_id, task_id, how, text)
-
-    async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
-        """Send one more message in the conversation of a task. See `ParallelRunner.continue_task`."""
-        async with self._runners.open(run_id, task_id=task_id) as runner:
-            return await runner.continue_task(run_id, task_id, message)
-
+    @with_open_store
     async def graph(self, run_id: str) -> dict[str, Any]:
         """Return the picture of the run's graph: see `drawing.coordinates`. Raises RunNotFound."""
-        run = await stored_run(self._store, run_id)
+        run = await self.read(run_id)
         return await anyio.to_thread.run_sync(coordinates, run.state.dag)
 
     def view(self, run_id: str, task_id: str | None = None) -> LiveView:
         """Return the view of a run, with one task in full if `task_id` is given, to be read again and again."""
-        return LiveView(self._store, self._clock, run_id, task_id)
+        return LiveView(self._store, self.options.clock, run_id, task_id)
 
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[EventView]:
         """Return an iterator over the run's stored events numbered above `after`, oldest first, from any process.
@@ -279,7 +581,7 @@ class RunService:
         follow. The first step of the iteration raises RunNotFound if the run does not exist. A reader may stop or be
         cancelled at any time and continue with the number of the last event read.
         """
-        return history(self._store, run_id, after, self._clock, self._poll)
+        return history(self._store, run_id, after, self.options.clock, self.poll)
 
     async def texts(self, run_id: str) -> AsyncGenerator[TextPiece]:
         """Yield the texts of answers while they are written, of attempts that execute here. The texts are not stored.
@@ -291,9 +593,16 @@ class RunService:
                 async with aclosing(driven.text.pieces()) as pieces:
                     async for piece in pieces:
                         yield piece
-            await self._clock.sleep(self._poll)
+            await self.options.clock.sleep(self.poll)
 
-    async def _resume(self, run_id: str, how: ResumeOptions) -> None:
+    def _run(self, live: LiveRun, drive: Drive) -> Run:
+        async def drive_opened(live: LiveRun) -> RunResult:
+            async with self.own_store.opened():
+                return await drive(live)
+
+        return Run(live, drive_opened)
+
+    async def _start(self, run_id: str, how: ResumeOptions) -> None:
         self._inside(run_id)
         answers = how.answers
         while driven := self._driven.get(run_id):
@@ -306,7 +615,7 @@ class RunService:
                 return
             else:
                 for task_id, value in answers.items():
-                    await self.answer_question(run_id, task_id, value)
+                    await self.answer(run_id, task_id, value)
                 answers = None
         group = self._inside(run_id)
         if (waiting := self._waiting.pop(run_id, None)) is not None:
@@ -317,21 +626,21 @@ class RunService:
 
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:
-            raise PlaitError(f"run {run_id} cannot be started: a RunService starts runs only inside its `async with`")
+            raise PlaitError(f"run {run_id} cannot be started: runs are started only inside its `async with`")
         return self._group
 
     async def _is_left(self, run_id: str) -> bool:
-        """Return whether the store records no owner. The store may release a run before this service removes it."""
+        """Return whether the store records no owner. The store may release a run before this process removes it."""
         record = await self._store.get_run(run_id)
         return record is None or record.owner is None
 
     async def _see_through(self, run_id: str, how: ResumeOptions, driven: _Driven) -> None:
         status: RunStatus | None = None
-        driven.error = PlaitError(f"run {run_id} was not started: the RunService was left first")
+        driven.error = PlaitError(f"run {run_id} was not started: the `async with` was left first")
         try:
             with driven.opening:
-                async with self._runners.open(run_id, retry_failed=how.retry_failed) as runner:
-                    status = await _execute(driven, runner, run_id, how)
+                async with self.open(await self.read(run_id), how) as (run, _):
+                    status = await _execute(driven, run)
         except Exception as error:
             # An error of one run must not end the others. Before the run began, its caller receives the error.
             if driven.began.is_set():
@@ -351,7 +660,7 @@ class RunService:
         answered = False
         with waiting.watching:
             try:
-                answered = await wait_for_answer(self._store, run_id, self._clock, max(self._poll, LOOK_EVERY_S))
+                answered = await wait_for_answer(self._store, run_id, self.options.clock, max(self.poll, LOOK_EVERY_S))
             except PlaitError as error:
                 logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
         if self._waiting.get(run_id) is waiting:
@@ -361,20 +670,19 @@ class RunService:
                 del self._waiting[run_id]
 
     async def _continue(self, run_id: str, waiting: _Waiting) -> None:
-        """Continue a run that waited. An error is logged: the answer is stored, and `resume_run` continues the run."""
+        """Continue a run that waited. An error is logged: the answer is stored, and `start` continues the run."""
         try:
-            await self._resume(run_id, ResumeOptions(policy=waiting.policy))
+            await self._start(run_id, ResumeOptions(policy=waiting.policy))
         except RunOwned:
             pass  # another process continues the run
         except PlaitError as error:
             logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
 
 
-async def _execute(driven: _Driven, runner: ParallelRunner, run_id: str, how: ResumeOptions) -> RunStatus:
+async def _execute(driven: _Driven, run: Run) -> RunStatus:
     """Execute the run to its end, and return its status. Raises as `Run.result`."""
-    driven.run = runner.start_resume(run_id, retry_failed=how.retry_failed, answers=how.answers, policy=how.policy)
-    driven.error = None
-    async with driven.run as run:
+    driven.run, driven.error = run, None
+    async with run:
         async for event in run.events():
             driven.text.take(event)
             if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
@@ -382,14 +690,24 @@ async def _execute(driven: _Driven, runner: ParallelRunner, run_id: str, how: Re
     return (await run.result()).status
 
 
-class _OneRunner:
-    """The runner of the service, for every run."""
+def resume_options(
+    retry_failed: bool,
+    answers: Mapping[str, JsonInput] | None,
+    policy: Policy | None,
+    prompts: Mapping[str, str] | None,
+) -> ResumeOptions:
+    """Return the options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
+    if prompts and not retry_failed:
+        raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
+    return ResumeOptions(retry_failed, answers, policy, prompts or {})
 
-    def __init__(self, runner: ParallelRunner) -> None:
-        self._runner = runner
 
-    def open(self, run_id: str, **_how: Any) -> AbstractAsyncContextManager[ParallelRunner]:  # noqa: ARG002
-        return nullcontext(self._runner)
-
-    def inspect(self, run_id: str) -> AbstractAsyncContextManager[ParallelRunner]:  # noqa: ARG002
-        return nullcontext(self._runner)
+def _reuse(like: str | None, fresh: Collection[str], keep_answers: bool) -> ReuseFrom | None:
+    """Return which answers are taken over. Raises ValueError for `fresh` or `keep_answers` without `like`."""
+    if like is not None:
+        return ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
+    if fresh:
+        raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
+    if keep_answers:
+        raise ValueError("keep_answers keeps the answers of persons in an earlier run; give the run with like=RUN_ID")
+    return None

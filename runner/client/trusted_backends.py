@@ -33,7 +33,7 @@ from plait.backends.prices import Price
 from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
 from plait.backends.specs.build_backend import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
 from plait.backends.specs.host_specs import HostsPart
-from plait.errors import BackendUnavailable, InvalidRequest, TaskNotFound
+from plait.errors import BackendUnavailable, InvalidRequest
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.program_log import logger
@@ -50,14 +50,14 @@ from plait.runner.client.backend_set import (
     stored_concurrency,
     stores_backends,
 )
+from plait.runner.client.runs import Need, Runs, run_options
 from plait.runner.domain.dag import DAG
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.engine.lease import LEASE_SECONDS
-from plait.runner.parallel_runner import ParallelRunner
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies import policy_of
 from plait.runner.recovery.resume_plan import RUNS, ResumeAction, plan_resume
 from plait.runner.state.codec import decode_dag
-from plait.runner.state.stored_run import StoredPolicy, has_ended, placed_attempts, stored_record
+from plait.runner.state.stored_run import StoredPolicy, StoredRun, has_ended, placed_attempts, stored_record
 from plait.statuses import TaskStatus
 
 Note: TypeAlias = Callable[[str], None]
@@ -318,86 +318,133 @@ def _log(note: str) -> None:
     logger().warning(note)
 
 
-@asynccontextmanager
-async def inspecting_runner(
-    store: Store, record: RunRecord, tasks: tuple[TaskRecord, ...], files: FileOptions = _AS_STORED, note: Note = _log
-) -> AsyncGenerator[ParallelRunner]:
-    """Open a runner on `store` that can ask whether turns of the run have outlived their process. If a backend is not
-    available here, `note` is called and the stored state counts.
-    """
-    async with AsyncExitStack() as stack:
-        yield await _make_runner(stack, store, record, tasks, files, note)
+class TrustedBackends:
+    """The backends that are stored with each run in `store`, as `plait resume` uses them: a `BackendSource`.
 
-
-@asynccontextmanager
-async def cancelling_runner(
-    store: Store, record: RunRecord, files: FileOptions = _AS_STORED, note: Note = _log
-) -> AsyncGenerator[ParallelRunner]:
-    """Open a runner on `store` that reaches the attempts of the run on other hosts, and the sessions of a program's
-    backends that wait for an answer. If a backend cannot be used here, `note` is called.
+    `files` name replacements of stored backends. `note` is called if a backend that is wanted, but not needed, cannot
+    be used here. `concurrency` replaces the number of tasks at once that is stored with a run; `options` are those of
+    `run_options`.
     """
-    async with AsyncExitStack() as stack:
-        places, tasks = await placed_attempts(store, record.run_id), await store.list_tasks(record.run_id)
-        ids = {task_id for task_id, _ in places}
+
+    def __init__(
+        self,
+        store: Store,
+        files: FileOptions = _AS_STORED,
+        *,
+        note: Note = _log,
+        concurrency: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._files = files
+        self._note = note
+        self._concurrency = concurrency
+        self._options = options
+        self._without = run_options(store=store, **options)
+        assert self._without.store is not None
+        self._store = self._without.store
+
+    def runs(self) -> Runs:
+        """Return the runs of the store, each on its own backends."""
+        return Runs(self._without, source=self)
+
+    def of(self, run: RunRecord) -> StoredBackends:
+        """Return the backends of `run`, none of them opened. Raises InvalidRequest."""
+        return StoredBackends.of(run, self._files)
+
+    @asynccontextmanager
+    async def for_run(
+        self, run_id: str, need: Need, *, run: StoredRun | None = None, task_id: str | None = None
+    ) -> AsyncGenerator[RunOptions]:
+        """See `BackendSource`. A resume that has nothing to run, or only ends what runs, needs no backend."""
+        if run is None:
+            _, record = await stored_record(self._store, run_id)
+            tasks = await self._store.list_tasks(run_id)
+            dag = decode_dag(record, tasks)
+        else:
+            record, tasks, dag = run.record, run.tasks, run.state.dag
+        retries = need is Need.RETRY
+        async with AsyncExitStack() as stack:
+            if need is Need.INSPECT:
+                yield await self._inspecting(stack, record, dag, tasks)
+            elif need is Need.CONTINUE:
+                assert task_id is not None
+                stored = self.of(record)
+                name = dag.backend_of(dag[task_id]) or stored.default
+                yield await self._opened(stack, record, stored.select([name]), [name])
+            elif need is not Need.CANCEL and has_ended(record, tasks, retries):
+                yield self._without
+            elif need is Need.CANCEL or await is_to_be_cancelled(self._store, record):
+                yield await self._cancelling(stack, record, dag, tasks)
+            else:
+                backend_set, names = select_backends(record, dag, tasks, self.of(record), retry_failed=retries)
+                yield await self._opened(stack, record, backend_set, names)
+
+    async def _opened(
+        self, stack: AsyncExitStack, record: RunRecord, backend_set: BackendSet, names: Sequence[str]
+    ) -> RunOptions:
+        made = await stack.enter_async_context(backend_set.open(names))
+        concurrency = self._concurrency or stored_concurrency(record) or backend_set.concurrency()
+        return backend_set.options(made, store=self._store, concurrency=concurrency, **self._options)
+
+    async def _cancelling(
+        self, stack: AsyncExitStack, record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord]
+    ) -> RunOptions:
+        """Open what reaches the attempts of the run on other hosts, and the sessions of a program's backends that wait
+        for an answer.
+        """
+        ids = {task_id for task_id, _ in await placed_attempts(self._store, record.run_id)}
         placed = [one for one in tasks if one.task_id in ids]
         asking = [one for one in tasks if one.status == TaskStatus.WAITING_INPUT and one.session_id is not None]
-        made: dict[str, Backend] = {}
-        default = ""
         if placed or (asking and stores_backends(record)):
             try:
-                stored, dag = StoredBackends.of(record, files), decode_dag(record, tasks)
-                default = stored.default
-                names = dict.fromkeys(dag.backend_of(dag[one.task_id]) or default for one in placed)
-                of_sessions = (dag.backend_of(dag[one.task_id]) or default for one in asking)
+                stored = self.of(record)
+                names = dict.fromkeys(dag.backend_of(dag[one.task_id]) or stored.default for one in placed)
+                of_sessions = (dag.backend_of(dag[one.task_id]) or stored.default for one in asking)
                 names |= dict.fromkeys(name for name in of_sessions if stored.is_of_program(name))
                 made = await stack.enter_async_context(stored.select(names).open(names))
+                return BackendSet({}, stored.default).options(made, store=self._store, **self._options)
             except (InvalidRequest, BackendUnavailable) as error:
-                note(f"plait: backends of the run cannot be reached: {error}")
-        yield BackendSet({}, default).make_runner(made, store=store)
+                self._note(f"plait: backends of the run cannot be reached: {error}")
+        return self._without
 
-
-async def _make_runner(
-    stack: AsyncExitStack,
-    store: Store,
-    record: RunRecord,
-    tasks: tuple[TaskRecord, ...],
-    files: FileOptions,
-    note: Note,
-) -> ParallelRunner:
-    dag = decode_dag(record, tasks)
-    under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
-    if under_way:
-        try:
-            stored = StoredBackends.of(record, files)
-            made = stored.make_agents()
-            names = list(dict.fromkeys(dag.backend_of(task) or stored.default for task in under_way))
-            others = [name for name in names if name not in made]
-            if others:
-                made |= await stack.enter_async_context(stored.select(others).open(others))
-            return BackendSet({}, stored.default).make_runner(made, store=store)
-        except (InvalidRequest, BackendUnavailable) as error:
-            note(f"plait: cannot check whether agents of the run still work: {error}")
-    return BackendSet({}).make_runner({}, store=store)
+    async def _inspecting(
+        self, stack: AsyncExitStack, record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord]
+    ) -> RunOptions:
+        """Open what tells whether turns of the run have outlived their process. Otherwise the stored state counts."""
+        under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
+        if under_way:
+            try:
+                stored = self.of(record)
+                made = stored.make_agents()
+                names = list(dict.fromkeys(dag.backend_of(task) or stored.default for task in under_way))
+                if others := [name for name in names if name not in made]:
+                    made |= await stack.enter_async_context(stored.select(others).open(others))
+                return BackendSet({}, stored.default).options(made, store=self._store, **self._options)
+            except (InvalidRequest, BackendUnavailable) as error:
+                self._note(f"plait: cannot check whether agents of the run still work: {error}")
+        return self._without
 
 
 def select_backends(
     record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
-) -> tuple[BackendSet, list[str], dict[str, TaskStatus]]:
-    """Return the backends that the run still needs, their names, and the status of each task after the resume. Raises
-    InvalidRequest.
-    """
-    steps = plan_resume(dag, tasks, retry_failed=retry_failed)
-    statuses = {task.task_id: _status_after_resume(step.action, task) for task, step in zip(tasks, steps, strict=True)}
+) -> tuple[BackendSet, list[str]]:
+    """Return the backends that the run still needs, and their names. Raises InvalidRequest."""
+    statuses = statuses_after_resume(dag, tasks, retry_failed=retry_failed)
     led_by = StoredPolicy.of(record)
     policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
     names = required_backends(dag, stored.default, statuses.values(), policy=policy, known=stored.specs)
-    return stored.select(names), names, statuses
+    return stored.select(names), names
+
+
+def statuses_after_resume(dag: DAG, tasks: Sequence[TaskRecord], *, retry_failed: bool) -> dict[str, TaskStatus]:
+    """Return the status of each task once a resume has begun, by task id. A running task stays running: events report
+    whether its backend still works.
+    """
+    steps = plan_resume(dag, tasks, retry_failed=retry_failed)
+    return {task.task_id: _status_after_resume(step.action, task) for task, step in zip(tasks, steps, strict=True)}
 
 
 def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
-    """Return the status of a task after the resume. A running task stays running: events report whether its backend
-    still works.
-    """
     if TaskStatus(task.status) is TaskStatus.RUNNING:
         return TaskStatus.RUNNING
     if action in RUNS or action is ResumeAction.BLOCKED:
@@ -405,59 +452,6 @@ def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
     if action is ResumeAction.FAIL or task.damaged:
         return TaskStatus.FAILED
     return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
-
-
-class StoredRunners:
-    """The runners of the runs in `store`. `files` name replacements of stored backends; `lease` is that of the runners,
-    in seconds.
-    """
-
-    def __init__(self, store: Store, files: FileOptions = _AS_STORED, *, lease: float = LEASE_SECONDS) -> None:
-        self._store = store
-        self._files = files
-        self._lease = lease
-
-    @asynccontextmanager
-    async def open(
-        self, run_id: str, *, retry_failed: bool = False, task_id: str | None = None
-    ) -> AsyncGenerator[ParallelRunner]:
-        """Open a runner on the backends that the run still needs, or on the backend of one task. Raises PlaitError."""
-        record, tasks = await self._read(run_id)
-        if task_id is None and has_ended(record, tasks, retry_failed):
-            yield BackendSet({}).make_runner({}, store=self._store, lease=self._lease)
-            return
-        if task_id is None and await is_to_be_cancelled(self._store, record):
-            async with cancelling_runner(self._store, record, self._files) as runner:
-                yield runner
-            return
-        backend_set, names = self._select(record, tasks, retry_failed, task_id)
-        async with backend_set.open(names) as made:
-            concurrency = stored_concurrency(record) or backend_set.concurrency()
-            yield backend_set.make_runner(made, store=self._store, concurrency=concurrency, lease=self._lease)
-
-    @asynccontextmanager
-    async def inspect(self, run_id: str) -> AsyncGenerator[ParallelRunner]:
-        """Open a runner that can judge turns which outlived their process. Raises PlaitError."""
-        record, tasks = await self._read(run_id)
-        async with inspecting_runner(self._store, record, tasks, self._files) as runner:
-            yield runner
-
-    async def _read(self, run_id: str) -> tuple[RunRecord, tuple[TaskRecord, ...]]:
-        _, record = await stored_record(self._store, run_id)
-        return record, await self._store.list_tasks(run_id)
-
-    def _select(
-        self, record: RunRecord, tasks: tuple[TaskRecord, ...], retry_failed: bool, task_id: str | None
-    ) -> tuple[BackendSet, list[str]]:
-        dag = decode_dag(record, tasks)
-        stored = StoredBackends.of(record, self._files)
-        if task_id is None:
-            backend_set, names, _ = select_backends(record, dag, tasks, stored, retry_failed=retry_failed)
-            return backend_set, names
-        if task_id not in dag:
-            raise TaskNotFound(f"run {record.run_id} has no task {task_id!r}")
-        names = [dag.backend_of(dag[task_id]) or stored.default]
-        return stored.select(names), names
 
 
 def why_untrusted(path: Path, folders: Collection[Path]) -> str | None:

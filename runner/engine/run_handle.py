@@ -54,6 +54,10 @@ class Run:
             return None
         return await self._group.__aexit__(kind, error, trace)
 
+    async def to_end(self) -> RunResult:
+        """Execute the run in place of a block, without events, and return the result. Raises as `result`."""
+        return await self._drive(self._live)
+
     def events(self) -> EventReader:
         """Return an iterator over the run's events, in order: `async for event in run.events()`.
 

@@ -34,7 +34,7 @@ def policy_of(kind: str, settings: Mapping[str, JsonValue]) -> Policy:
     """
     if kind not in _HOMES:
         hint = nearest(kind, _HOMES) or (
-            "; pass the policy of the run as policy=... to `resume`, or to `start_run` or `resume_run` of a RunService"
+            "; pass the policy of the run as policy=... to `resume` of the runner, or to `start` of its runs"
         )
         raise PolicyMissing(f"there is no built-in policy {kind!r}{hint}")
     module, name = _HOMES[kind]

@@ -1,4 +1,4 @@
-"""The routes: each offers a method of `RunService` over HTTP."""
+"""The routes: each offers a method of `Runs` over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from plait.backends.specs.build_backend import BackendSpec
 from plait.errors import RunNotResumable, RunOwned
 from plait.json_form import JsonValue
-from plait.runner.client.runs import RunService
+from plait.runner.client.runs import Runs
 from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.serving import http_bodies
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
@@ -33,9 +33,9 @@ _TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 @dataclass(frozen=True, slots=True)
 class ServedRuns:
-    """The runs of `service` on `backends`."""
+    """The runs that are served, on `backends`."""
 
-    service: RunService
+    runs: Runs
     backends: Collection[str]
     settings: Mapping[str, JsonValue]
     """Settings stored with each new run."""
@@ -56,7 +56,7 @@ class Api:
 
     def __init__(self, served: ServedRuns) -> None:
         self._served = served
-        self._runs = served.service
+        self._runs = served.runs
 
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
@@ -109,7 +109,7 @@ class Api:
         served = self._served
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
         plan = plan.fitted_to(served.specs, served.default)
-        run_id, is_new = await self._runs.find_or_create_run(
+        run_id, is_new = await self._runs.find_or_create(
             plan.dag, key=new.key, settings=served.settings, policy=plan.policy
         )
         if not is_new:
@@ -117,25 +117,25 @@ class Api:
         status = await self._status(run_id)
         if served.starts and status in _TO_START:
             with suppress(RunOwned, RunNotResumable):  # another process has started the run
-                await self._runs.start_run(run_id)
+                await self._runs.start(run_id)
             status = await self._status(run_id)
         response.headers["location"] = f"/api/runs/{run_id}"
         return http_bodies.RunStatusBody(run_id=run_id, status=status)
 
     async def list_all(self, page: Annotated[http_bodies.ListQuery, Query()]) -> http_bodies.RunList:
         """List the newest runs that fit."""
-        found = await self._runs.list_runs(
+        found = await self._runs.list(
             page.limit, offset=page.offset, statuses=page.status, name=page.name, search=page.search
         )
         return http_bodies.RunList(runs=list(found))
 
     async def list_questions(self) -> http_bodies.QuestionList:
         """List the tasks of all runs that wait for a person."""
-        return http_bodies.QuestionList(questions=await self._runs.list_questions())
+        return http_bodies.QuestionList(questions=list(await self._runs.list_questions()))
 
     async def get(self, run_id: str) -> Response:
         """Return a run with its tasks and their results."""
-        return await _answer(await self._runs.get_run(run_id))
+        return await _answer(await self._runs.get(run_id))
 
     async def resume(self, run_id: str, how: http_bodies.ResumeBody | None = None) -> http_bodies.RunStatusBody:
         """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed. If the
@@ -143,7 +143,7 @@ class Api:
         """
         how = how or http_bodies.ResumeBody()
         if self._served.starts:
-            await self._runs.resume_run(run_id, how.answers, retry_failed=how.retry_failed)
+            await self._runs.start(run_id, how.answers, retry_failed=how.retry_failed)
         else:
             await self._store_answers(run_id, how)
         return http_bodies.RunStatusBody(run_id=run_id, status=await self._status(run_id))
@@ -155,19 +155,19 @@ class Api:
                 f"run `plait resume {run_id} --retry-failed`"
             )
         for task_id, value in how.answers.items():
-            await self._runs.answer_question(run_id, task_id, value)
+            await self._runs.answer(run_id, task_id, value)
 
     async def preview(self, run_id: str, how: Annotated[http_bodies.PreviewQuery, Query()]) -> Response:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""
-        return await _answer(PreviewView.of(await self._runs.preview_resume(run_id, retry_failed=how.retry_failed)))
+        return await _answer(PreviewView.of(await self._runs.preview(run_id, retry_failed=how.retry_failed)))
 
     async def get_task(self, run_id: str, task_id: str) -> Response:
         """Return a task with its conversation and its attempts."""
-        return await _answer(await self._runs.get_task(run_id, task_id))
+        return await _answer(await self._runs.task(run_id, task_id))
 
     async def settle(self, run_id: str, task_id: str, how: http_bodies.SettleBody) -> http_bodies.RunStatusBody:
         """Settle a task that waits for a person, as `plait answer --done`, `--again` and `--fail` do."""
-        await self._runs.settle_task(run_id, task_id, how.how, how.text)
+        await self._runs.settle(run_id, task_id, how.how, how.text)
         return http_bodies.RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
     async def continue_task(self, run_id: str, task_id: str, said: http_bodies.ContinueBody) -> Response:
@@ -180,11 +180,11 @@ class Api:
 
     async def cancel(self, run_id: str) -> http_bodies.RunStatusBody:
         """Cancel a run for good, wherever it runs. A run that has ended is not changed."""
-        return http_bodies.RunStatusBody(run_id=run_id, status=await self._runs.cancel_run(run_id))
+        return http_bodies.RunStatusBody(run_id=run_id, status=await self._runs.cancel(run_id))
 
     async def answer(self, run_id: str, task_id: str, given: http_bodies.AnswerBody) -> http_bodies.AnswerResult:
         """Answer the question of a task. The first answer counts. A run without an owner continues when resumed."""
-        taken = await self._runs.answer_question(run_id, task_id, given.value, attempt=given.attempt)
+        taken = await self._runs.answer(run_id, task_id, given.value, attempt=given.attempt)
         return http_bodies.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def open_events(
@@ -211,7 +211,7 @@ class Api:
             yield stream
 
     async def _status(self, run_id: str) -> RunStatus:
-        return (await self._runs.get_run(run_id, tasks=False)).status
+        return (await self._runs.get(run_id, tasks=False)).status
 
 
 async def _answer(shown: object) -> Response:

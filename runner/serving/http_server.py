@@ -43,7 +43,7 @@ def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
     app.include_router(api.questions_router())
     if sign_in is not None:
         app.include_router(page_router())
-        app.include_router(PageApi(served.service, sign_in, served.stopping).router())
+        app.include_router(PageApi(served.runs, sign_in, served.stopping).router())
     return app
 
 

@@ -16,7 +16,7 @@ import anyio
 from plait.clock_and_ids import Clock
 from plait.errors import RunOwned, TaskNotFound
 from plait.json_form import JsonValue
-from plait.runner.client.runs import POLL_SECONDS, RunService
+from plait.runner.client.runs import POLL_SECONDS, Runs
 from plait.runner.views.view_models import RunDetail, RunView, TaskView
 from plait.statuses import RunStatus, TaskStatus
 
@@ -58,8 +58,8 @@ class PlanHost(Protocol):
 class RunTools:
     """The tools. Every method raises PlaitError or StoreError with a message for the agent."""
 
-    def __init__(self, service: RunService, host: PlanHost, clock: Clock) -> None:
-        self._runs = service
+    def __init__(self, runs: Runs, host: PlanHost, clock: Clock) -> None:
+        self._runs = runs
         self._host = host
         self._clock = clock
 
@@ -69,12 +69,12 @@ class RunTools:
 
     async def list_runs(self) -> dict[str, Any]:
         """Return the newest runs."""
-        return {"runs": [_brief(run) for run in await self._runs.list_runs(_MOST_RUNS)]}
+        return {"runs": [_brief(run) for run in await self._runs.list(_MOST_RUNS)]}
 
     async def start_run(self, plan: str, inputs: Mapping[str, JsonValue], key: str | None) -> dict[str, Any]:
         """Start a run of `plan`. With a known `key`, continue the run of that key if it was interrupted."""
         run_id = await self._host.create(plan, inputs, key)
-        if (await self._runs.get_run(run_id, tasks=False)).status in _TO_START:
+        if (await self._runs.get(run_id, tasks=False)).status in _TO_START:
             await self._start(run_id)
         return await self.run_status(run_id)
 
@@ -85,7 +85,7 @@ class RunTools:
 
     async def run_status(self, run_id: str) -> dict[str, Any]:
         """Return the state of the run."""
-        run = await self._runs.get_run(run_id)
+        run = await self._runs.get(run_id)
         tasks = run.tasks.values()
         return {
             **_brief(run),
@@ -102,13 +102,13 @@ class RunTools:
     async def wait_for_run(self, run_id: str, seconds: float) -> dict[str, Any]:
         """Wait until the run has ended, waits for an answer or is interrupted, at most `seconds`. Return its state."""
         with anyio.move_on_after(seconds):
-            while (await self._runs.get_run(run_id, tasks=False)).status in _UNDER_WAY:
+            while (await self._runs.get(run_id, tasks=False)).status in _UNDER_WAY:
                 await self._clock.sleep(POLL_SECONDS)
         return await self.run_status(run_id)
 
     async def get_result(self, run_id: str, task_id: str | None, offset: int) -> dict[str, Any]:
         """Return the result of a task from the character `offset`, or the results of the final tasks."""
-        run = await self._runs.get_run(run_id)
+        run = await self._runs.get(run_id)
         wanted = task_id or await self._host.result_task(run_id)
         if wanted is None:
             chosen = _final_tasks(run)
@@ -127,21 +127,21 @@ class RunTools:
 
     async def list_questions(self, run_id: str) -> dict[str, Any]:
         """Return the open questions of the run."""
-        run = await self._runs.get_run(run_id)
+        run = await self._runs.get(run_id)
         asking = [task for task in run.tasks.values() if task.status is TaskStatus.WAITING_INPUT]
         return {"run_id": run_id, "questions": [_question(task) for task in asking]}
 
     async def answer_question(self, run_id: str, task_id: str, answer: JsonValue) -> dict[str, Any]:
         """Answer the question of a task. A run that waited continues here, if it is of one of the plans."""
-        taken = await self._runs.answer_question(run_id, task_id, answer, wait=MOST_WAIT_S / 2)
-        run = await self._runs.get_run(run_id, tasks=False)
+        taken = await self._runs.answer(run_id, task_id, answer, wait=MOST_WAIT_S / 2)
+        run = await self._runs.get(run_id, tasks=False)
         if run.status is RunStatus.WAITING_INPUT and await self._host.has_made(run_id):
             await self._start(run_id)
         return {"taken": taken, **await self.run_status(run_id)}
 
     async def cancel_run(self, run_id: str) -> dict[str, Any]:
         """Cancel the run for good."""
-        await self._runs.cancel_run(run_id, wait=MOST_WAIT_S / 2)
+        await self._runs.cancel(run_id, wait=MOST_WAIT_S / 2)
         return await self.run_status(run_id)
 
     async def _start(self, run_id: str) -> None:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.errors import PlaitError
-from plait.runner.client.runs import RunService
+from plait.runner.client.runs import Runs
 from plait.runner.serving import http_bodies
 from plait.runner.serving.http_guard import problem
 from plait.runner.serving.json_body import StrictJsonRoute
@@ -24,8 +24,8 @@ from plait.runner.views.live_view import LiveView, ViewChange
 class PageApi:
     """The routes, one method each."""
 
-    def __init__(self, service: RunService, sign_in: SignIn, stopping: anyio.Event) -> None:
-        self._service = service
+    def __init__(self, runs: Runs, sign_in: SignIn, stopping: anyio.Event) -> None:
+        self._runs = runs
         self._sign_in = sign_in
         self._stopping = stopping
 
@@ -58,13 +58,13 @@ class PageApi:
 
     async def graph(self, run_id: str) -> Response:
         """Return the picture of the run's graph."""
-        return JSONResponse(await self._service.graph(run_id))
+        return JSONResponse(await self._runs.graph(run_id))
 
     async def open_live(
         self, run_id: str, chosen: Annotated[http_bodies.LiveQuery, Query()]
     ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
         """Open the stream of the changes of a run. Raises RunNotFound, TaskNotFound."""
-        view = self._service.view(run_id, chosen.task)
+        view = self._runs.view(run_id, chosen.task)
         try:
             async with aclosing(view.changes()) as changes:
                 first = await anext(changes)  # an unknown run or task is the answer, not an event

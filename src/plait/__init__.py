@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from plait.errors import BackendError, ErrorKind, PlaitError, StoreError
     from plait.persistence import MemoryStore, PostgresStore, SQLiteStore, Store
     from plait.program_log import configure_logging
-    from plait.runner.client.runs import RunService
+    from plait.runner.client.runs import Runs
     from plait.runner.domain.asked_question import OpenQuestion
     from plait.runner.domain.dag import DAG
     from plait.runner.domain.run_result import RunResult, TaskResult
@@ -88,8 +88,8 @@ __all__ = [
     "Retry",
     "Run",
     "RunResult",
-    "RunService",
     "RunStatus",
+    "Runs",
     "SQLiteStore",
     "Step",
     "Store",
@@ -123,7 +123,7 @@ _HOMES = {
     "runner.policies.step_workflow": "Step Workflow",
     "runner.engine.run_handle": "Run",
     "runner.scheduling.rate_limits": "RateLimits",
-    "runner.client.runs": "RunService",
+    "runner.client.runs": "Runs",
     "statuses": "RunStatus TaskStatus",
     "task": "FailureMode GrowthLimits Retry Task",
 }

@@ -50,10 +50,7 @@ LAYERS: list[list[str]] = [
     ["runner.views"],
     ["runner.client"],
     ["runner.parallel_runner"],
-    ["runner.client.runs", "runner.client.backend_set", "runner.orchestrator"],
-    ["runner.client.trusted_backends runner.client.store_place"],
-    ["runner.client.run_worker", "runner.client.offered_plans"],
-    ["runner.serving.http_guard runner.serving.sign_in runner.serving.json_body"],
+    ["runner.orchestrator"],
     ["runner.serving"],
     ["runner.cli"],
     ["plait hosts workflows orchestration results"],  # the public names

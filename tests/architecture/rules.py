@@ -41,7 +41,7 @@ HOMES = {
     "jsonschema_rs": "backends/output_schema.py",
     "genai_prices": "backends/prices.py",
     "psutil": "backends/process/*.py",
-    "fastapi": "runner/[sw]e*/*.py",
+    "fastapi": "runner/serving/*.py",
     "starlette": "runner/serving/*.py",
     "uvicorn": "runner/serving/*.py",
     "mcp": "runner/serving/*.py",

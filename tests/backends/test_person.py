@@ -28,7 +28,7 @@ async def test_the_answer_is_the_result(store: Store, schema: object, answer: st
     approval = Task("approved", "Send {{ words }}?", ["words"], backend="boss", output_schema=schema)  # type: ignore[arg-type]
     first = await runner.run(dag(approval))
     assert (first.status, first.waiting) == (RunStatus.WAITING_INPUT, ("approved",))
-    (question,) = await runner.questions(first.run_id)
+    (question,) = await runner.runs.questions(first.run_id)
     assert (question.text, question.schema) == ("Send re: draft?", schema)
     if schema:
         with pytest.raises(PlaitError, match="does not fit the question"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunService, Step, Task, Workflow
+from plait import DAG, OpenQuestion, ParallelRunner, Retry, Runs, Step, Task, Workflow
 from plait.backends import Backend, JsonInput, OpenAIBackend, ask
 from plait.errors import ErrorKind
 from plait.workflows import Decision, FollowUp
@@ -50,10 +50,10 @@ def runners(one: Backend | Callable[[str], str], two: Callable[[str], Awaitable[
     return [ParallelRunner(one), ParallelRunner(two, on_question=choose), ParallelRunner(shout, backends=named)]
 
 
-async def use(runner: ParallelRunner, service: RunService, answers: dict[str, str]) -> None:
+async def use(runner: ParallelRunner, service: Runs, answers: dict[str, str]) -> None:
     await runner.run(workflow.dag(settings), settings=settings)
-    await runner.create_run(dag, key="a", settings=settings)
+    await runner.runs.create(dag, key="a", settings=settings)
     await runner.resume("r", answers=answers)
-    await runner.answer_question("r", "t", names)
-    await service.resume_run("r", settings)
-    await service.answer_question("r", "t", rows)
+    await runner.runs.answer("r", "t", names)
+    await service.start("r", settings)
+    await service.answer("r", "t", rows)

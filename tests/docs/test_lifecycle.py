@@ -11,13 +11,14 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, RunService, Task
+from plait import DAG, ParallelRunner, Task
 from plait.events import NewTask, RunCreated
 from plait.persistence import Batch, MemoryStore, StoreError
 from plait.persistence.store_records import RunRecord
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition
 from tests.contracts.store.samples import run_becomes
 from tests.docs.extensions import load_extension
+from tests.support.quick_runs import quick_runs
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 GUIDE = (DOCS / "guides" / "lifecycle.md").read_text(encoding="utf-8")
@@ -84,8 +85,8 @@ async def test_the_service_of_the_page_outlasts_a_store_that_is_away(capsys: pyt
     async def echo(prompt: str) -> str:
         return prompt
 
-    async with RunService(ParallelRunner(echo, store=Away()), poll=0.01) as service:
-        run_id = await service.create_run(DAG([Task("hello", prompt="Hello.")]))
+    async with quick_runs(ParallelRunner(echo, store=Away())) as service:
+        run_id = await service.create(DAG([Task("hello", prompt="Hello.")]))
         looking = asyncio.create_task(page["look_after"](service))
         with anyio.fail_after(10):
             assert [event.kind async for event in service.events(run_id)][-1] == "run_completed"

@@ -47,7 +47,7 @@ def test_every_field_is_listed_with_its_meaning(python_reference: Any, kind: str
     assert [name for name, cells in listed.items() if not cells[-1]] == []
 
 
-@pytest.mark.parametrize("kind", ["ParallelRunner", "Run", "RunService"])
+@pytest.mark.parametrize("kind", ["ParallelRunner", "Run", "Runs"])
 def test_every_call_is_listed_with_its_meaning(python_reference: Any, kind: str) -> None:
     assert f"<!-- calls of plait.{kind} -->" in (REFERENCE / "python-api.md").read_text(encoding="utf-8")
     listed = rows(python_reference.calls(f"plait.{kind}"))

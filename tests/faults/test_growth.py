@@ -56,7 +56,7 @@ async def test_a_crash_costs_a_planner_neither_its_correction_nor_its_talk(store
     assert (task.status, task.attempt) == (("running", 2) if begun else ("pending", 1))
     backend = talker({"plan": "no plan", "These": plan(spec("a"))})
     runner = resuming(store, backend)
-    verdict = (await runner.preview_resume("r")).tasks["plan"]
+    verdict = (await runner.runs.preview("r")).tasks["plan"]
     if not begun:
         told = "attempt 1 failed (invalid_output); the mistakes are sent to the agent"
         assert (verdict.action, verdict.reason, verdict.repeats) == (ResumeAction.CONTINUE, told, False)

@@ -34,7 +34,7 @@ async def begun(folder: Path, failpoint: str, *bug: str) -> tuple[int, bool]:
     assert bool(world.turns) is bool(bug)
     world.allow("go")
     async with world.store() as store:
-        foretold = await world.runner(store, ["m1"]).preview_resume(RUN)
+        foretold = await world.runner(store, ["m1"]).runs.preview(RUN)
         result = await world.runner(store, ["m1"]).resume(RUN)
     assert (result.status, result["a"].text) == (RunStatus.COMPLETED, "re: work")
     assert world.alive() == []

@@ -46,8 +46,8 @@ async def test_a_conversation_goes_on_once_after_a_kill(
     before = len(turns(tmp_path))
     async with SQLiteStore(tmp_path / "runs.db") as store:
         runner = ParallelRunner(Keeper(tmp_path), store=store)
-        preview = await runner.preview_resume(RUN)
-        assert (preview.tasks["a"].action, [one.text for one in await runner.questions(RUN)]) == (
+        preview = await runner.runs.preview(RUN)
+        assert (preview.tasks["a"].action, [one.text for one in await runner.runs.questions(RUN)]) == (
             action,
             ["Where to?"] if moment == "asked" else [],
         )
@@ -58,7 +58,7 @@ async def test_a_conversation_goes_on_once_after_a_kill(
             )
         if moment != "asked":
             with pytest.raises(AnswerConflict):
-                await runner.answer_question(RUN, "a", "Oslo")
+                await runner.runs.answer(RUN, "a", "Oslo")
         answers = {"a": "Rome"} if moment == "asked" else None
         result = await runner.resume(RUN, answers=answers)
         assert result.status is RunStatus.COMPLETED
@@ -80,10 +80,10 @@ async def test_a_live_run_in_another_process_is_answered(tmp_path: Path) -> None
         assert owner.stdout.readline() == "asked\n"
         async with SQLiteStore(tmp_path / "runs.db", mode="existing") as store:
             runner = ParallelRunner(store=store)
-            assert [one.task_id for one in await runner.questions(RUN)] == ["a"]
-            assert await runner.answer_question(RUN, "a", "Rome") is True
+            assert [one.task_id for one in await runner.runs.questions(RUN)] == ["a"]
+            assert await runner.runs.answer(RUN, "a", "Rome") is True
             with pytest.raises(AnswerConflict):
-                await runner.answer_question(RUN, "a", "Oslo")
+                await runner.runs.answer(RUN, "a", "Oslo")
         assert owner.communicate(timeout=30)[0] == "completed\n"
     assert [turn["prompt"] for turn in turns(tmp_path)] == ["order", "Rome", "later"]
 
@@ -96,13 +96,13 @@ async def test_an_owner_that_does_not_look_is_told_and_the_answer_stays(tmp_path
         owner.send_signal(signal.SIGSTOP)
         async with SQLiteStore(tmp_path / "runs.db", mode="existing") as store:
             runner = ParallelRunner(store=store)
-            assert await runner.answer_question(RUN, "a", "Rome", wait=0) is False
-            assert await runner.questions(RUN) == []
+            assert await runner.runs.answer(RUN, "a", "Rome", wait=0) is False
+            assert await runner.runs.questions(RUN) == []
             with pytest.raises(AnswerConflict, match="has an earlier answer"):
-                await runner.answer_question(RUN, "a", "Oslo", wait=0)
+                await runner.runs.answer(RUN, "a", "Oslo", wait=0)
             owner.kill()
             owner.wait()
             with pytest.raises(AnswerConflict, match="has an earlier answer"):
-                await runner.answer_question(RUN, "a", "Oslo", wait=0)
+                await runner.runs.answer(RUN, "a", "Oslo", wait=0)
             result = await ParallelRunner(Keeper(tmp_path), store=store).resume(RUN)
     assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, "re: Rome")

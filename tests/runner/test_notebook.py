@@ -53,7 +53,7 @@ async def test_texts_of_models_do_not_act() -> None:
     runner = ParallelRunner(answer, store=store)
     dag = DAG([Task("a", prompt=EVIL)], name=EVIL)
     result = await runner.run(dag)
-    preview = await runner.preview_resume(result.run_id)
+    preview = await runner.runs.preview(result.run_id)
     for shown in (dag, result, preview, RunResult(EVIL, RunStatus.FAILED, {}, error=EVIL)):
         assert "<script" not in shown._repr_html_()
     assert "&lt;script&gt;alert(&quot;x&quot;)" in result._repr_html_()

@@ -159,7 +159,7 @@ async def test_settings_that_plait_keeps_itself_are_refused(key: str) -> None:
     with pytest.raises(ValueError, match=refused):
         runner.start(dag, settings=settings)
     with pytest.raises(ValueError, match=refused):
-        await runner.create_run(dag, settings=settings)
+        await runner.runs.create(dag, settings=settings)
     assert await store.list_runs() == ()
 
 

@@ -93,7 +93,7 @@ async def test_a_blank_prompt_is_refused_before_anything_starts_unless_a_functio
     runner = ParallelRunner(backends={"fetch": lambda prompt: f"<{prompt}>", "model": model}, store=store)
     assert (await runner.run(dag)).text["a"] == "<>"
     assert model.prompts == ["<>"]
-    for call in (runner.run, runner.create_run):
+    for call in (runner.run, runner.runs.create):
         with pytest.raises(DAGError, match="task 'c': there is no prompt; write one"):
             await call(DAG([Task("b", "b", backend="model"), Task("c", " ", backend="model")]))
     assert (model.prompts, len(await store.list_runs())) == (["<>"], 1)

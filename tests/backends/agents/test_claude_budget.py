@@ -36,12 +36,12 @@ async def test_a_raised_budget_lets_the_turn_go_on_in_its_session(home: Home) ->
         runner, result = await begun(home, store)
         assert (result.status, result.waiting) == (RunStatus.WAITING_INPUT, ("a",))
         assert result.usage.cost_usd == pytest.approx(0.002)
-        (asked,) = await runner.questions("r")
+        (asked,) = await runner.runs.questions("r")
         assert (asked.task_id, asked.text) == ("a", ASKED.format("0.0015", "0.002"))
     # As in another process, at another time.
     async with SQLiteStore(home.path / "runs.db") as store:
         runner = ParallelRunner(home.claude(max_budget_usd=0.0015), store=store)
-        await runner.answer_question("r", "a", 5)
+        await runner.runs.answer("r", "a", 5)
         result = await runner.resume("r")
         (task,) = [one for one in await store.list_tasks("r") if one.task_id == "a"]
         roles = [message.role for message in await store.list_messages("r", "a")]
@@ -62,10 +62,10 @@ async def test_a_raised_budget_lets_the_turn_go_on_in_its_session(home: Home) ->
 async def test_a_budget_is_raised_more_than_once(home: Home) -> None:
     async with SQLiteStore(home.path / "runs.db") as store:
         runner, _ = await begun(home, store)
-        await runner.answer_question("r", "a", 0.0025)
+        await runner.runs.answer("r", "a", 0.0025)
         await runner.resume("r")
-        assert [one.text for one in await runner.questions("r")] == [ASKED.format("0.0025", "0.003")]
-        await runner.answer_question("r", "a", 1)
+        assert [one.text for one in await runner.runs.questions("r")] == [ASKED.format("0.0025", "0.003")]
+        await runner.runs.answer("r", "a", 1)
         result = await runner.resume("r")
     assert result.status is RunStatus.COMPLETED
     assert [float(call["budget"]) for call in home.calls[1:4]] == pytest.approx([0.0015, 0.0005, 0.997])
@@ -75,7 +75,7 @@ async def test_a_budget_is_raised_more_than_once(home: Home) -> None:
 async def test_the_answer_may_be_to_stop(home: Home) -> None:
     async with SQLiteStore(home.path / "runs.db") as store:
         runner, _ = await begun(home, store)
-        await runner.answer_question("r", "a", "stop")
+        await runner.runs.answer("r", "a", "stop")
         result = await runner.resume("r")
     assert (result["a"].status, result["a"].error_kind) == (TaskStatus.FAILED, "limit_reached")
     assert result["a"].error == "Claude Code reached its budget of $0.0015 (spent $0.002), and the answer was to stop"
@@ -87,7 +87,7 @@ async def test_no_other_answer_is_taken(home: Home, answer: Any) -> None:
     async with SQLiteStore(home.path / "runs.db") as store:
         runner, _ = await begun(home, store)
         with pytest.raises(PlaitError, match="does not fit the question"):
-            await runner.answer_question("r", "a", answer)
+            await runner.runs.answer("r", "a", answer)
 
 
 async def test_a_budget_spent_on_the_repair_of_an_answer_is_asked_about(home: Home) -> None:

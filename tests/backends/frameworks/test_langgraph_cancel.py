@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-from plait import DAG, ParallelRunner, RunService, RunStatus, SQLiteStore, Task, TaskStatus, Usage, cancel_requested
+from plait import DAG, ParallelRunner, RunStatus, SQLiteStore, Task, TaskStatus, Usage, cancel_requested
 from plait.backends import ConversationRequest, LangGraphBackend, Output
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.errors import BackendError
@@ -119,11 +119,11 @@ async def cancel_while_held(nodes: Nodes, graph: Any, folder: Path, by: str) -> 
                 await until(lambda: nodes.before <= set(nodes.begun))
                 run.cancel()
             return run.run_id
-        async with RunService(runner) as service:
-            run_id = await service.create_run(PLAN)
-            await service.start_run(run_id)
+        async with runner.runs as service:
+            run_id = await service.create(PLAN)
+            await service.start(run_id)
             await until(lambda: nodes.before <= set(nodes.begun))
-            assert await service.cancel_run(run_id, wait=30) is RunStatus.CANCELLED
+            assert await service.cancel(run_id, wait=30) is RunStatus.CANCELLED
         return run_id
 
 
@@ -215,6 +215,8 @@ async def test_a_cancelled_graph_can_be_continued_with_a_message(tmp_path: Path)
         run_id = await cancel_while_held(nodes, graph, tmp_path, "handle")
         nodes.holds = ""
         async with SQLiteStore(tmp_path / "runs.db") as store:
-            reply = await ParallelRunner(LangGraphBackend(graph), store=store).continue_task(run_id, "graph", "again")
+            reply = await ParallelRunner(LangGraphBackend(graph), store=store).runs.continue_task(
+                run_id, "graph", "again"
+            )
     assert reply.data == {"done": [*"abc", *NAMES]}
     assert nodes.late == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from plait import DAG, ParallelRunner, RunService, SQLiteStore, Task, events
+from plait import DAG, ParallelRunner, SQLiteStore, Task, events
 from plait.backends import LangGraphBackend
 from plait.results import EventView
 from tests.support.fakes import Talker
@@ -47,7 +47,7 @@ async def run_graph(folder: Path) -> str:
 async def list_events(folder: Path, run_id: str) -> list[EventView]:
     async with (
         SQLiteStore(folder / ".plait" / "plait.db") as store,
-        RunService(ParallelRunner(Talker(), store=store)) as service,
+        ParallelRunner(Talker(), store=store).runs as service,
     ):
         return [event async for event in service.events(run_id)]
 

@@ -77,7 +77,7 @@ async def test_a_question_without_a_schema_takes_any_value(value: Any) -> None:
 
     runner = ParallelRunner(LangGraphBackend(chain(ask).compile(checkpointer=InMemorySaver())), store=MemoryStore())
     asked = await runner.run(DAG([Task("a", "go")]))
-    (question,) = await runner.questions(asked.run_id)
+    (question,) = await runner.runs.questions(asked.run_id)
     assert question.schema == {}
     done = await runner.resume(asked.run_id, answers={"a": value})
     assert done["a"].data == {"prompt": "go", "status": repr(value), "done": []}

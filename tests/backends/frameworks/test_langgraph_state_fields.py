@@ -171,7 +171,7 @@ async def test_a_graph_that_waits_while_its_run_is_cancelled_says_so(scene: Scen
         assert (await runner.run(ONE, "r")).status is RunStatus.WAITING_INPUT
     if how == "stored":
         assert await scene.thread() == ("r", "r:t", "waiting_input", "b")
-        assert await runner.cancel_run("r") is RunStatus.CANCELLED
+        assert await runner.runs.cancel("r") is RunStatus.CANCELLED
     else:
         again = ParallelRunner(LangGraphBackend(graph), store=store, on_question=wait)
         async with again.start_resume("r") if how == "by a resume" else again.start(ONE, "r") as run:
@@ -224,7 +224,7 @@ async def test_a_status_that_the_graph_wrote_outlives_a_cancel_of_its_run(scene:
         LangGraphBackend(scene.node("a", verify).node("b", ask).chain("a", "b")), store=MemoryStore()
     )
     await runner.run(ONE, "r")
-    await runner.cancel_run("r")
+    await runner.runs.cancel("r")
     assert (await scene.thread())[2] == "verified"
 
 
@@ -243,7 +243,7 @@ async def test_a_saver_that_refuses_keeps_no_run_from_being_cancelled() -> None:
     runner = ParallelRunner(LangGraphBackend(scene.node("a", ask).chain("a")), store=MemoryStore())
     await runner.run(ONE, "r")
     broken.append(True)
-    assert await runner.cancel_run("r") is RunStatus.CANCELLED
+    assert await runner.runs.cancel("r") is RunStatus.CANCELLED
 
 
 async def test_a_continued_conversation_and_a_fork_have_their_own_session(scene: Scene) -> None:

@@ -78,7 +78,7 @@ async def _work(concurrency: int, folder: Path) -> str:
 async def preview(folder: Path) -> str:
     """Say what a resume would do. That nothing changes is for others to judge."""
     async with SQLiteStore(folder / "runs.db", mode="existing") as store:
-        await ParallelRunner(Outliver(folder), store=store).preview_resume(RUN)
+        await ParallelRunner(Outliver(folder), store=store).runs.preview(RUN)
     return ""
 
 
@@ -86,8 +86,8 @@ async def answer(folder: Path) -> str:
     """Answer every open question."""
     async with SQLiteStore(folder / "runs.db", mode="existing") as store:
         runner = ParallelRunner(Outliver(folder), store=store)
-        for question in await runner.questions(RUN):
-            await runner.answer_question(RUN, question.task_id, answer_to(question.task_id), wait=0)
+        for question in await runner.runs.questions(RUN):
+            await runner.runs.answer(RUN, question.task_id, answer_to(question.task_id), wait=0)
     return ""
 
 
@@ -102,7 +102,7 @@ async def settle(folder: Path) -> str:
             one.task_id for one in await store.list_tasks(RUN) if one.status == "waiting_input" and one.asked is None
         ]
         for task_id in waiting:
-            await ParallelRunner(Outliver(folder), store=store).answer(RUN, task_id, "done", "settled")
+            await ParallelRunner(Outliver(folder), store=store).runs.settle(RUN, task_id, "done", "settled")
     return json.dumps(waiting)
 
 
@@ -118,7 +118,7 @@ async def _talk(which: float, folder: Path) -> str:
         if not done:
             return ""
         task_id = done[int(which * len(done))]
-        await ParallelRunner(Outliver(folder), store=store).continue_task(RUN, task_id, SAYS)
+        await ParallelRunner(Outliver(folder), store=store).runs.continue_task(RUN, task_id, SAYS)
         return task_id
 
 

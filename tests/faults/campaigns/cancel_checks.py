@@ -124,9 +124,9 @@ async def come_to_its_end(store: SQLiteStore, server: Server) -> list[str]:
         return [f"{task.task_id} is {task.status} still" for task in tasks if TaskStatus(task.status) not in TASK_DONE]
     done = {task.task_id for task in tasks if TaskStatus(task.status) is TaskStatus.COMPLETED}
     before = server.executed.copy()
-    for task_id, verdict in (await runner.preview_resume(RUN)).tasks.items():
+    for task_id, verdict in (await runner.runs.preview(RUN)).tasks.items():
         if verdict.action == "ask":
-            await runner.answer(RUN, task_id, "again")
+            await runner.runs.settle(RUN, task_id, "again")
     result = await runner.resume(RUN)
     wrong: list[str] = []
     if result.status is not RunStatus.COMPLETED or result.text != TEXTS:

@@ -88,11 +88,11 @@ class _Campaign:
         fresh = [self._rng.choice(plan).id] if self._rng.random() < 0.3 else []
         keep, like, dag = self._rng.random() < 0.5, f"run-{number - 1}", self._dag(plan)
         oracle = self._begin(plan, Earlier(before.trace, self._cache, fresh, keep), number)
-        preview = await self._runner.preview_like(dag, like, fresh=fresh, keep_answers=keep)
+        preview = await self._runner.runs.preview_like(dag, like, fresh=fresh, keep_answers=keep)
         self._calls_nothing()
         known: ReusePreview | str = like
         if self._rng.random() < 0.5:  # the command previews with the answers of persons kept, and then decides
-            known = await self._runner.preview_like(dag, like, fresh=fresh, keep_answers=True)
+            known = await self._runner.runs.preview_like(dag, like, fresh=fresh, keep_answers=True)
         async with self._runner.start(dag, f"run-{number}", like=known, fresh=fresh, keep_answers=keep):
             pass
         self._look_back(f"run {number}", preview, before, oracle)
@@ -101,14 +101,14 @@ class _Campaign:
     async def _fork(self, plan: Plan, before: Oracle) -> None:
         names = {task: one for task, one in foreseen(before, before.trace).items() if one in before.trace}
         start = self._rng.choice(sorted(names))
-        fork: Fork = await self._runner.fork(f"run-{_ROUNDS}", start)
+        fork: Fork = await self._runner.runs.fork(f"run-{_ROUNDS}", start)
         unfinished = {one for one, call in before.trace.items() if call.answer is None} | before.skipped
         cone = downstream(before, {names[start], *unfinished})
         kept = before.trace.keys() - cone
         oracle = self._begin(plan, Earlier(before.trace, self._cache, {names[start]}, kept=kept), _ROUNDS + 1)
-        preview = await self._runner.preview_fork(fork)
+        preview = await self._runner.runs.preview_fork(fork)
         self._calls_nothing()
-        async with self._runner.start_fork(fork) as run:
+        async with self._runner.runs.start_fork(fork) as run:
             pass
         await run.result()
         self._look_back(f"fork from {start}", preview, before, oracle)

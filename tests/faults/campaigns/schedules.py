@@ -236,7 +236,7 @@ class _Teller:
         """Somebody else cancels the run at the same time, and may wait for that."""
         with suppress(RunNotFound):
             wait = self._rng.choice((0.0, 10 * self._story.pace))
-            outcome.rival_ran = await self._runner(0.0).cancel_run(RUN, wait=wait) is RunStatus.CANCELLED
+            outcome.rival_ran = await self._runner(0.0).runs.cancel(RUN, wait=wait) is RunStatus.CANCELLED
             self.world.is_cancelled = True
 
     async def _answer(self) -> None:
@@ -246,9 +246,9 @@ class _Teller:
                 continue
             if self._rng.random() < 0.5 or self._ends[task_id].status is not TaskStatus.COMPLETED:
                 self.world.again[task_id] += 1
-                await self._runner(0.0).answer(RUN, task_id, "again")
+                await self._runner(0.0).runs.settle(RUN, task_id, "again")
             else:
-                await self._runner(0.0).answer(RUN, task_id, "done", self._ends[task_id].text)
+                await self._runner(0.0).runs.settle(RUN, task_id, "done", self._ends[task_id].text)
 
 
 @contextmanager

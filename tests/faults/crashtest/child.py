@@ -181,7 +181,7 @@ async def _answer(runner: ParallelRunner, case: Case, result: RunResult, ledger:
     for task in result.tasks.values():
         if task.status is TaskStatus.WAITING_INPUT:
             ledger.write(words.ANSWER, task.id)
-            await runner.answer(result.run_id, task.id, "fail" if case.part(task.id).crashes else "again")
+            await runner.runs.settle(result.run_id, task.id, "fail" if case.part(task.id).crashes else "again")
 
 
 async def _no_store_is_made_to_resume(start: ProcessStart, ledger: Ledger) -> None:

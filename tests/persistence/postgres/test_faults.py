@@ -178,7 +178,7 @@ async def test_the_clock_of_the_server_counts_the_silence_of_an_owner(store: Pos
 
 async def test_nobody_waits_a_lease_for_an_owner_that_was_silent_for_longer(store: PostgresStore, dsn: str) -> None:
     runner = ParallelRunner(Counted(Path("/dev/null"), 0), store=store)
-    run_id = await runner.create_run(dag(3))
+    run_id = await runner.runs.create(dag(3))
     record = await store.get_run(run_id)
     assert record is not None
     claimed = RunClaimed(at(1), owner(), 9.0), run_becomes(at(2), "running")  # by a process on another host

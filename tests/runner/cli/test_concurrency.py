@@ -99,7 +99,7 @@ async def test_a_runner_has_the_sum_of_its_limits() -> None:
         meter = Meter()
         runner = ParallelRunner(backends={"a": meter, "b": meter}, default="a", **options)  # type: ignore[arg-type]
         assert (await runner.run(wide("r", 60))).status is COMPLETED
-        assert runner.config.concurrency is not None
+        assert runner.runs.options.concurrency is not None
         return meter.most
 
     assert await most_of(limits={"a": 20, "b": 1}) == 20

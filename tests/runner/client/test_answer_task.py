@@ -46,7 +46,7 @@ async def owned(store: Store, expires: float) -> Owner:
 
 async def test_a_decision_waits_for_a_process_that_only_looks_at_the_run(store: Store) -> None:
     owner = await owned(store, time.time() + 60)
-    await ParallelRunner(PersonBackend(), store=store, clock=Releasing(store)).answer("r", "a", "done", "this")
+    await ParallelRunner(PersonBackend(), store=store, clock=Releasing(store)).runs.settle("r", "a", "done", "this")
     unregister(owner)
     assert [(task.status, task.text) for task in await store.list_tasks("r")] == [("completed", "this")]
 
@@ -55,7 +55,7 @@ async def test_an_answered_run_that_nobody_runs_is_due_for_a_worker(store: Store
     runner = ParallelRunner(PersonBackend(), store=store)
     await runner.run(DAG([Task("a", prompt="Which one?")]), "r")
     assert await store.list_claimable() == ()
-    assert await runner.answer_question("r", "a", "this")
+    assert await runner.runs.answer("r", "a", "this")
     assert [run.run_id for run in await store.list_claimable()] == ["r"]
 
 
@@ -70,7 +70,7 @@ async def test_a_decision_that_waits_reads_the_tasks_once() -> None:
     store, clock = Reading(MemoryStore()), QuickClock()
     owner, began = await owned(store, clock.wall() + 60), clock.wall()
     with pytest.raises(RunOwned):
-        await ParallelRunner(PersonBackend(), store=store, clock=clock).answer("r", "a", "done", "this")
+        await ParallelRunner(PersonBackend(), store=store, clock=clock).runs.settle("r", "a", "done", "this")
     unregister(owner)
     assert store.reads == 1
     assert clock.wall() - began == pytest.approx(2.0, abs=0.3)

@@ -48,7 +48,7 @@ class Scene:
 
     async def cancel(self) -> None:
         """Cancel from elsewhere, and have the owner look."""
-        assert await self.other.cancel_run("r") is RunStatus.CANCELLING
+        assert await self.other.runs.cancel("r") is RunStatus.CANCELLING
         self.held.looked = anyio.Event()
         self.clock.look()
 
@@ -68,7 +68,7 @@ async def test_what_is_under_way_may_come_to_its_end_and_nothing_more_starts(sto
             if isinstance(event, ev.RunCancelling):
                 break
         assert await scene.stored() == ("cancelling", {"a": "completed", "b": "running", "c": "pending"})
-        assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
+        assert await scene.other.runs.cancel("r") is RunStatus.CANCELLING
         scene.limiter.open.set()
         result = await run.result()
     assert (result.status, scene.limiter.prompts) == (RunStatus.CANCELLED, ["a", "b"])
@@ -78,7 +78,7 @@ async def test_what_is_under_way_may_come_to_its_end_and_nothing_more_starts(sto
     kinds = [event.kind for event in await store.list_events("r")]
     assert kinds[-4:] == ["run_cancelling", "task_completed", "task_cancelled", "run_cancelled"]
     before = await store.get_run("r")
-    assert await scene.other.cancel_run("r") is RunStatus.CANCELLED
+    assert await scene.other.runs.cancel("r") is RunStatus.CANCELLED
     assert await store.get_run("r") == before
 
 
@@ -159,7 +159,7 @@ async def test_a_note_that_comes_at_the_very_end_changes_nothing_then_or_later(s
         held.let_go.set()
         result = await run.result()
     assert result.status is (RunStatus.FAILED if fails else RunStatus.COMPLETED)
-    assert await scene.other.cancel_run("r") is result.status
+    assert await scene.other.runs.cancel("r") is result.status
     if fails:  # the note is void: it must not cancel the run that a person reopens
         again = Scene(store)
         async with again.runner.start_resume("r", retry_failed=True) as run:
@@ -206,7 +206,7 @@ async def test_waiting_for_it(store: Store) -> None:
         await scene.limiter.reached.wait()
         scene.clock.grace_over.set()
         group.start_soon(_look_when_told, scene)
-        assert await scene.other.cancel_run("r", wait=30.0) is RunStatus.CANCELLED
+        assert await scene.other.runs.cancel("r", wait=30.0) is RunStatus.CANCELLED
 
 
 async def _look_when_told(scene: Scene) -> None:
@@ -244,7 +244,7 @@ async def test_a_run_that_was_told_to_stop_first_stops(store: Store) -> None:
     scene = Scene(store)
     async with scene.runner.start(CHAIN, "r") as run:
         await scene.limiter.reached.wait()
-        assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
+        assert await scene.other.runs.cancel("r") is RunStatus.CANCELLING
         run.stop()
         assert (await run.result()).status is RunStatus.INTERRUPTED
     backend = Talker()
@@ -282,7 +282,7 @@ async def test_a_store_that_is_away_when_the_cancel_comes_catches_up() -> None:
     scene = Scene(inner)
     async with scene.runner.start(CHAIN, "r") as run:
         await scene.limiter.reached.wait()
-        assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
+        assert await scene.other.runs.cancel("r") is RunStatus.CANCELLING
         first = scene.held.writes
         # The write that says `cancelling` fails.
         scene.held.faults = on_write(lambda n: Fault.BEFORE if n <= first + 1 else None)
@@ -300,7 +300,7 @@ async def test_a_cancel_from_the_owners_own_process_is_seen_at_once() -> None:
     scene = Scene(MemoryStore())
     async with scene.runner.start(CHAIN, "r") as run:
         await scene.limiter.reached.wait()
-        assert await scene.other.cancel_run("r") is RunStatus.CANCELLING
+        assert await scene.other.runs.cancel("r") is RunStatus.CANCELLING
         with anyio.fail_after(20):
             await scene.clock.in_grace.wait()
         scene.limiter.open.set()
@@ -310,7 +310,7 @@ async def test_a_cancel_from_the_owners_own_process_is_seen_at_once() -> None:
 async def test_so_is_a_cancel_from_another_thread(tmp_path: Path) -> None:
     async def elsewhere() -> RunStatus:
         async with SQLiteStore(tmp_path / "runs.db") as store:
-            return await ParallelRunner(Talker(), store=store).cancel_run("r", wait=20.0)
+            return await ParallelRunner(Talker(), store=store).runs.cancel("r", wait=20.0)
 
     async with SQLiteStore(tmp_path / "runs.db") as store:
         scene = Scene(store)

@@ -62,8 +62,8 @@ async def test_a_person_goes_on_with_any_conversation(store: Store) -> None:
     run_id = (await ParallelRunner(Talker(), store=store).run(dag)).run_id
     backend = Talker()
     runner = ParallelRunner(backend, store=store)
-    assert (await runner.continue_task(run_id, "y", "and now?")).text == "re: and now?"
-    assert (await runner.continue_task(run_id, "y", "again")).text == "re: again"
+    assert (await runner.runs.continue_task(run_id, "y", "and now?")).text == "re: and now?"
+    assert (await runner.runs.continue_task(run_id, "y", "again")).text == "re: again"
     assert [m.content for m in backend.requests[0].history] == ["one", "re: one", "two", "re: two"]
     assert [m.content for m in backend.requests[1].history][-2:] == ["and now?", "re: and now?"]
     assert backend.requests[0].resume and backend.requests[0].session_id == "session-1"
@@ -87,7 +87,7 @@ async def test_what_a_person_added_stays_out_of_conversations_of_the_run(store: 
         async for event in run.events():
             if event.kind == "task_completed":
                 run.stop()
-    await ParallelRunner(Talker(), store=store).continue_task("r", "x", "by the way")
+    await ParallelRunner(Talker(), store=store).runs.continue_task("r", "x", "by the way")
     backend = Talker()
     await ParallelRunner(backend, store=store).resume("r")
     assert [m.content for m in backend.requests[0].history] == ["one", "re: one"]
@@ -97,27 +97,27 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
     await stopped_after(store, DIAMOND, 1)
     runner = ParallelRunner(Talker(), store=store)
     for call in (
-        runner.continue_task("r", "e", "hello"),
-        runner.answer("r", "e", "done"),
-        runner.answer_question("r", "e", 1),
+        runner.runs.continue_task("r", "e", "hello"),
+        runner.runs.settle("r", "e", "done"),
+        runner.runs.answer("r", "e", 1),
         runner.resume("r", answers={"e": 1}),
     ):
         with pytest.raises(TaskNotFound, match="has no task 'e'"):
             await call
     with pytest.raises(PlaitError, match="task 'd' of run r is pending and has no conversation"):
-        await runner.continue_task("r", "d", "hello")
+        await runner.runs.continue_task("r", "d", "hello")
     with pytest.raises(RunNotFound):
-        await runner.continue_task("nope", "a", "hello")
+        await runner.runs.continue_task("nope", "a", "hello")
     with pytest.raises(PlaitError, match="a function never has one"):
-        await runner.continue_task("r", "a", "hello")
+        await runner.runs.continue_task("r", "a", "hello")
     await runner.run(DAG([Task("a", prompt="a")]), "t")
     failing = ParallelRunner(Talker(lambda *_: BackendError(ErrorKind.AUTH, "no key")), store=store)
     with pytest.raises(BackendError, match="no key"):
-        await failing.continue_task("t", "a", "hello")
+        await failing.runs.continue_task("t", "a", "hello")
     assert len(await store.list_messages("t", "a")) == 2
     faulty = FaultyStore(store, on_write(lambda n: Fault.BEFORE if n > 1 else None))
     with pytest.raises(TurnNotStored) as caught:
-        await ParallelRunner(Talker(), store=faulty).continue_task("t", "a", "hello")
+        await ParallelRunner(Talker(), store=faulty).runs.continue_task("t", "a", "hello")
     assert caught.value.text == "re: hello"
     assert (await runner.resume("r")).status is RunStatus.COMPLETED
 
@@ -128,11 +128,11 @@ async def test_a_prompt_that_nobody_answered_is_no_conversation(store: Store) ->
     talker = Talker()
     runner = ParallelRunner(talker, store=store)
     with pytest.raises(PlaitError, match=r"'y' of run r is running and .* has no reply yet: resume the run first"):
-        await runner.continue_task("r", "y", "hello")
+        await runner.runs.continue_task("r", "y", "hello")
     assert talker.prompts == []
     assert [m.content for m in await store.list_messages("r", "y")] == []
     await runner.resume("r")
-    assert (await runner.continue_task("r", "y", "hello")).text == "re: hello"
+    assert (await runner.runs.continue_task("r", "y", "hello")).text == "re: hello"
 
 
 @pytest.mark.parametrize("ends", ["dies", "fails", "fails again"])
@@ -146,7 +146,7 @@ async def test_a_session_that_its_backend_keeps_is_gone_on_with_however_it_ended
         await ParallelRunner(opened, store=store).run(DAG([Task("a", prompt="one", retry=retry)]), "r")
     session = (await store.list_tasks("r"))[0].session_id
     talker = Talker()
-    assert (await ParallelRunner(talker, store=store).continue_task("r", "a", "go on")).text == "re: go on"
+    assert (await ParallelRunner(talker, store=store).runs.continue_task("r", "a", "go on")).text == "re: go on"
     assert (talker.requests[0].session_id, talker.requests[0].resume) == (session, True)
 
 
@@ -156,7 +156,7 @@ async def test_a_conversation_with_an_answer_outlasts_a_failure(store: Store) ->
     dag = DAG([Task("a", prompt="one", retry=Retry(attempts=1))])
     await ParallelRunner(Talker(lambda *_: wrong), store=store).run(dag, "r")
     talker = Talker()
-    await ParallelRunner(talker, store=store).continue_task("r", "a", "why not?")
+    await ParallelRunner(talker, store=store).runs.continue_task("r", "a", "why not?")
     assert [m.content for m in talker.requests[0].history] == ["one", "many", "no, a number", "several"]
 
 
@@ -165,7 +165,7 @@ async def test_a_long_chain_of_conversations_is_read_back(store: Store) -> None:
     dag = DAG([Task(f"t{i}", prompt=str(i), continues=f"t{i - 1}" if i else None) for i in range(1100)])
     run_id = (await ParallelRunner(Talker(lambda p, _: p), store=store).run(dag)).run_id
     backend = Talker()
-    await ParallelRunner(backend, store=store).continue_task(run_id, "t1099", "hello")
+    await ParallelRunner(backend, store=store).runs.continue_task(run_id, "t1099", "hello")
     assert len(backend.requests[0].history) == 2200
 
 
@@ -180,14 +180,14 @@ async def test_a_turn_that_cannot_be_stored_is_said_and_not_lost() -> None:
             await super().write(batch)
 
     with pytest.raises(TurnNotStored) as failed:
-        await ParallelRunner(Talker(), store=Picky(store)).continue_task("r", "a", "hello")
+        await ParallelRunner(Talker(), store=Picky(store)).runs.continue_task("r", "a", "hello")
     assert failed.value.text == "re: hello"
 
 
 async def test_half_characters_of_a_person_are_stored_as_whole_ones(sqlite_store: SQLiteStore) -> None:
     runner = ParallelRunner(Talker(), store=sqlite_store)
     await runner.run(DAG([Task("a", prompt="one")]), "r")
-    await runner.continue_task("r", "a", "hello \ud800")
+    await runner.runs.continue_task("r", "a", "hello \ud800")
     assert [m.content[:5] for m in await sqlite_store.list_messages("r", "a")][2:] == ["hello", "re: h"]
 
 
@@ -195,7 +195,7 @@ async def test_a_paid_turn_survives_one_passing_failure() -> None:
     store = MemoryStore()
     await ParallelRunner(Talker(), store=store).run(DAG([Task("a", prompt="one")]), "r")
     faulty = FaultyStore(store, on_write(lambda n: Fault.BEFORE if n == 2 else None))  # the claim is the first write
-    await ParallelRunner(Talker(), store=faulty).continue_task("r", "a", "hello")
+    await ParallelRunner(Talker(), store=faulty).runs.continue_task("r", "a", "hello")
     record = await store.get_run("r")
     assert record is not None
     assert (record.owner, len(await store.list_messages("r", "a"))) == (None, 4)
@@ -211,14 +211,14 @@ async def test_a_message_in_another_conversation_keeps_the_deadline_of_a_questio
     run_id = (await runner.run(dag)).run_id
     record = await store.get_run(run_id)
     assert record is not None and record.lease_expires_at is not None
-    (question,) = await runner.questions(run_id)
+    (question,) = await runner.runs.questions(run_id)
     assert question.deadline_at is not None
     assert record.lease_expires_at == parse_time(question.deadline_at)
-    await runner.continue_task(run_id, "b", "and now?")
+    await runner.runs.continue_task(run_id, "b", "and now?")
     after = await store.get_run(run_id)
     assert after is not None
     assert (after.status, after.owner, after.lease_expires_at) == ("waiting_input", None, record.lease_expires_at)
-    assert await runner.answer_question(run_id, "a", "Ada")
+    assert await runner.runs.answer(run_id, "a", "Ada")
     answered = await store.get_run(run_id)
     assert answered is not None
     assert (answered.status, answered.lease_expires_at) == ("waiting_input", 0.0)

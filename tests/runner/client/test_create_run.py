@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, RunService, RunStatus, Task, load_plan
+from plait import DAG, ParallelRunner, Runs, RunStatus, Task, load_plan
 from plait.errors import BackendMissing, KeyConflict, RunExists, RunOwned, StoreRequired
 from plait.persistence import MemoryStore, SQLiteStore, Store, StoreError
 from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan
@@ -25,7 +25,7 @@ def dag(prompt: str = "Hello, {{ who }}", **changes: object) -> DAG:
 
 
 async def test_a_queued_run_is_begun_by_resume(store: Store) -> None:
-    run_id = await ParallelRunner(Talker(), store=store).create_run(dag(), "mine")
+    run_id = await ParallelRunner(Talker(), store=store).runs.create(dag(), "mine")
     record = await store.get_run("mine")
     assert record is not None
     assert (run_id, record.status, record.owner, record.epoch) == ("mine", "queued", None, 0)
@@ -39,12 +39,12 @@ async def test_a_queued_run_is_begun_by_resume(store: Store) -> None:
 
 
 async def test_the_same_key_is_the_same_run(store: Store) -> None:
-    first = await ParallelRunner(Talker(), store=store).create_run(dag(), key="k", settings={"a": 1, "b": 2})
+    first = await ParallelRunner(Talker(), store=store).runs.create(dag(), key="k", settings={"a": 1, "b": 2})
     other = ParallelRunner(Talker(), store=store, concurrency=3)  # after a restart with another option
-    assert await other.create_run(dag(), key="k", settings={"b": 2, "a": 1}) == first
+    assert await other.runs.create(dag(), key="k", settings={"b": 2, "a": 1}) == first
     assert (await other.resume(first)).status is RunStatus.COMPLETED
-    assert await other.create_run(dag(), key="k", settings={"b": 2, "a": 1}) == first
-    assert await other.create_run(dag(), key="another", settings={"b": 2, "a": 1}) != first
+    assert await other.runs.create(dag(), key="k", settings={"b": 2, "a": 1}) == first
+    assert await other.runs.create(dag(), key="another", settings={"b": 2, "a": 1}) != first
     assert len(await store.list_runs()) == 2
 
 
@@ -54,9 +54,9 @@ async def test_the_same_key_is_the_same_run(store: Store) -> None:
 )
 async def test_a_key_is_not_used_for_something_else(store: Store, wanted: DAG, settings: dict | None) -> None:
     runner = ParallelRunner(Talker(), store=store)
-    run_id = await runner.create_run(dag(), key="k")
+    run_id = await runner.runs.create(dag(), key="k")
     with pytest.raises(KeyConflict, match=f"key 'k' was used at .* for run {run_id}, with another DAG"):
-        await runner.create_run(wanted, key="k", settings=settings)
+        await runner.runs.create(wanted, key="k", settings=settings)
 
 
 SAME = "the tasks given here are the same"
@@ -75,22 +75,22 @@ FIRST = Task("a", "a")
 )
 async def test_what_differs_is_said(store: Store, wanted: list[Task], difference: str) -> None:
     runner = ParallelRunner(Talker(), store=store)
-    await runner.create_run(DAG([FIRST, Task("b", "b", ["a"])]), key="k")
+    await runner.runs.create(DAG([FIRST, Task("b", "b", ["a"])]), key="k")
     with pytest.raises(KeyConflict, match=re.escape(f"({difference}")):
-        await runner.create_run(DAG(wanted), key="k")
+        await runner.runs.create(DAG(wanted), key="k")
 
 
 async def test_a_queued_run_keeps_its_policy(store: Store) -> None:
     coded = DAG([Task("parser", prompt="code", metadata={"role": "coder"})])
     led = FollowUps({"coder": [FollowUp("reviewer", "review {{ work }}")]})
     runner = ParallelRunner(Talker(), store=store)
-    run_id = await runner.create_run(coded, key="k", policy=led)
-    assert await runner.create_run(coded, key="k", policy=led) == run_id
+    run_id = await runner.runs.create(coded, key="k", policy=led)
+    assert await runner.runs.create(coded, key="k", policy=led) == run_id
     with pytest.raises(KeyConflict):
-        await runner.create_run(coded, key="k")
+        await runner.runs.create(coded, key="k")
     away = FollowUps({"coder": [FollowUp("reviewer", "review", backend="elsewhere")]})
     with pytest.raises(BackendMissing):
-        await runner.create_run(coded, policy=away)
+        await runner.runs.create(coded, policy=away)
     done = await ParallelRunner(Talker(), store=store).resume(run_id)
     assert dict(done.text) == {"parser": "re: code", "parser.reviewer": "re: review re: code"}
 
@@ -100,7 +100,7 @@ async def test_callers_who_race_get_one_run(path: Path) -> None:
 
     async def create() -> None:
         async with SQLiteStore(path) as store:  # each with a connection of its own, as in a process of its own
-            ids.append(await ParallelRunner(Talker(), store=store).create_run(dag(), key="k"))
+            ids.append(await ParallelRunner(Talker(), store=store).runs.create(dag(), key="k"))
 
     async with SQLiteStore(path) as store:
         async with anyio.create_task_group() as group:
@@ -114,18 +114,18 @@ async def test_of_services_that_race_one_makes_the_run(store: Store) -> None:
     made: list[tuple[str, bool]] = []
     clock = QuickClock()  # whose time stands still: the requests are alike
 
-    async def create(service: RunService) -> None:
-        made.append(await service.find_or_create_run(dag(), key="k"))
+    async def create(service: Runs) -> None:
+        made.append(await service.find_or_create(dag(), key="k"))
 
-    services = [RunService(ParallelRunner(Talker(), store=store, clock=clock)) for _ in range(6)]
+    services = [ParallelRunner(Talker(), store=store, clock=clock).runs for _ in range(6)]
     async with anyio.create_task_group() as group:
         for service in services:
             group.start_soon(create, service)
     assert len({run_id for run_id, _ in made}) == 1
     assert sorted(is_new for _, is_new in made) == [False] * 5 + [True]
-    assert await services[0].create_run(dag(), key="k") == made[0][0]
-    assert not (await services[1].find_or_create_run(dag(), key="k"))[1]
-    assert (await services[1].find_or_create_run(dag()))[1]
+    assert await services[0].create(dag(), key="k") == made[0][0]
+    assert not (await services[1].find_or_create(dag(), key="k"))[1]
+    assert (await services[1].find_or_create(dag()))[1]
 
 
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
@@ -133,25 +133,25 @@ async def test_after_an_error_the_key_is_tried_again(fault: Fault) -> None:
     store = FaultyStore(MemoryStore(), by_number({1: fault}))
     runner = ParallelRunner(Talker(), store=store)
     with pytest.raises(StoreError):
-        await runner.create_run(dag(), key="k")
-    run_id = await runner.create_run(dag(), key="k")
+        await runner.runs.create(dag(), key="k")
+    run_id = await runner.runs.create(dag(), key="k")
     assert [run.run_id for run in await store.list_runs()] == [run_id]
 
 
 async def test_what_is_refused(store: Store) -> None:
     runner = ParallelRunner(Talker(), store=store)
-    await runner.create_run(dag(), "taken")
+    await runner.runs.create(dag(), "taken")
     with pytest.raises(RunExists, match="already has a run 'taken'"):
-        await runner.create_run(dag(), "taken")
+        await runner.runs.create(dag(), "taken")
     for key in ("", "k" * 201, "\ud800"):
         with pytest.raises(ValueError, match="a key is text of 1 to 200 characters"):
-            await runner.create_run(dag(), key=key)
+            await runner.runs.create(dag(), key=key)
     with pytest.raises(ValueError, match="not both"):
-        await runner.create_run(dag(), "mine", key="k")
+        await runner.runs.create(dag(), "mine", key="k")
     with pytest.raises(ValueError, match="run id 'last'"):
-        await runner.create_run(dag(), "last")
+        await runner.runs.create(dag(), "last")
     with pytest.raises(StoreRequired):
-        await ParallelRunner(Talker()).create_run(dag())
+        await ParallelRunner(Talker()).runs.create(dag())
 
 
 async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
     plan = load_plan(tmp_path / "plan.yaml")
     backing = backend_set_of_plan(plan, BackendOptions())
     async with SQLiteStore(tmp_path / "runs.db") as store, backing.open(["w"]) as made:
-        run_id = await backing.make_runner(made, store=store).create_run(plan.dag, settings=backing.settings())
+        run_id = await Runs(backing.options(made, store=store)).create(plan.dag, settings=backing.settings())
     shown = plait(tmp_path, "runs", "--json", "--store", "runs.db").value
     assert [run["status"] for run in shown] == ["queued"]
     resumed = plait(tmp_path, "resume", "--store", "runs.db")
@@ -179,7 +179,7 @@ async def test_a_queued_run_can_be_taken_from_once_it_has_run() -> None:
         return prompt
 
     runner, dag = ParallelRunner(work, store=MemoryStore()), DAG([Task("a", "a")])
-    run_id = await runner.create_run(dag, key="k")
+    run_id = await runner.runs.create(dag, key="k")
     await runner.resume(run_id)
     await runner.run(dag, like=run_id)
     assert made == ["a"]

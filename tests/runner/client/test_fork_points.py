@@ -97,18 +97,18 @@ async def made(end: str) -> tuple[ParallelRunner, Model]:
 
 
 async def snapshot(runner: ParallelRunner, run_id: str = "first") -> object:
-    store = runner.config.store
+    store = runner.runs.options.store
     assert store is not None
     return await store.get_run(run_id), await store.list_tasks(run_id), await store.list_attempts(run_id)
 
 
 async def called(runner: ParallelRunner, fork: Fork) -> tuple[str, set[str]]:
     """Run the fork. Return its id and the tasks that were called, which have to be those of the preview."""
-    preview = await runner.preview_fork(fork)
-    async with runner.start_fork(fork) as run:
+    preview = await runner.runs.preview_fork(fork)
+    async with runner.runs.start_fork(fork) as run:
         pass
     assert (await run.result()).status in {RunStatus.COMPLETED, RunStatus.FAILED}
-    store = runner.config.store
+    store = runner.runs.options.store
     assert store is not None
     attempts = await store.list_attempts(run.run_id)
     made = {one.task_id for one in attempts if one.backend in {"model", "person"}}
@@ -121,17 +121,17 @@ async def called(runner: ParallelRunner, fork: Fork) -> tuple[str, set[str]]:
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_fork_from_every_task(end: str) -> None:
     runner, model = await made(end)
-    store = runner.config.store
+    store = runner.runs.options.store
     assert store is not None
     before, tasks = await snapshot(runner), {one.task_id: one for one in await store.list_tasks("first")}
     done = {name for name, one in tasks.items() if one.status == TaskStatus.COMPLETED}
     for start in NAMES:
         if start not in tasks:
             with pytest.raises(PlaitError, match=f"no task '{start}'"):
-                await runner.fork("first", start)
+                await runner.runs.fork("first", start)
             continue
         model.made.clear()
-        run_id, made_tasks = await called(runner, await runner.fork("first", start))
+        run_id, made_tasks = await called(runner, await runner.runs.fork("first", start))
         forked = {one.task_id: one for one in await store.list_tasks(run_id)}
         assert forked.keys() >= tasks.keys()
         assert {one.status for one in forked.values()} <= {"completed", "failed", "skipped"}
@@ -160,18 +160,18 @@ def behind(name: str) -> set[str]:
 @pytest.mark.parametrize("end", ENDS)
 async def test_every_task_is_tried(end: str) -> None:
     runner, model = await made(end)
-    store = runner.config.store
+    store = runner.runs.options.store
     assert store is not None
     before, tasks = await snapshot(runner), {one.task_id for one in await store.list_tasks("first")}
     tried = 0
     for name in NAMES:
         if name not in tasks:
             with pytest.raises(PlaitError, match=f"no task '{name}'"):
-                await runner.fork("first", name, only=True)
+                await runner.runs.fork("first", name, only=True)
             continue
         model.made.clear()
         try:
-            fork = await runner.fork("first", name, only=True)
+            fork = await runner.runs.fork("first", name, only=True)
         except PlaitError as error:
             assert "has no result yet" in str(error) or name == "t"  # noqa: PT017 - some tasks cannot be tried yet
             continue

@@ -55,7 +55,7 @@ async def previewed(
     runner = ParallelRunner(calls, store=MemoryStore(), concurrency=1)
     await runner.run(before, "first")
     calls.made.clear()
-    preview = await runner.preview_like(after, "first", fresh=fresh)
+    preview = await runner.runs.preview_like(after, "first", fresh=fresh)
     assert calls.made == []
     result = await runner.run(after, "second", like="first", fresh=fresh)
     assert result.status is not RunStatus.INTERRUPTED
@@ -109,7 +109,7 @@ async def test_the_cost_of_an_answer_that_was_taken_over_is_that_of_its_call() -
     runner = ParallelRunner(Calls(), store=MemoryStore())
     await runner.run(chain("a"), "first")
     await runner.run(chain("a"), "second", like="first")
-    preview = await runner.preview_like(chain("A"), "second")
+    preview = await runner.runs.preview_like(chain("A"), "second")
     assert preview.cost(ReuseAction.RUN).cost_usd == 0.25
     assert preview.cost(ReuseAction.DEPENDS).cost_usd == 0.5
 
@@ -209,22 +209,22 @@ async def test_a_conversation_may_be_long() -> None:
 
     runner = ParallelRunner(Calls(), store=MemoryStore())
     await runner.run(dag("a"), "first")
-    preview = await runner.preview_like(dag("a"), "first")
+    preview = await runner.runs.preview_like(dag("a"), "first")
     assert reasons(preview)["end"] == "has effects: at_most_once"
-    preview = await runner.preview_like(dag("A"), "first")
+    preview = await runner.runs.preview_like(dag("A"), "first")
     assert reasons(preview)["end"] == "upstream t599 changed"
 
 
 async def test_unknown_names_are_refused() -> None:
     runner = ParallelRunner(Calls(), store=MemoryStore())
     with pytest.raises(RunNotFound, match="'gone'"):
-        await runner.preview_like(chain("a"), "gone")
+        await runner.runs.preview_like(chain("a"), "gone")
     await runner.run(chain("a"), "first")
     with pytest.raises(TaskNotFound, match="no task 'bb'; did you mean 'b'"):
-        await runner.preview_like(chain("a"), "first", fresh=["bb"])
+        await runner.runs.preview_like(chain("a"), "first", fresh=["bb"])
     with pytest.raises(TaskNotFound, match="no task 'bb'"):
         await runner.run(chain("a"), "second", like="first", fresh=["bb"])
-    assert len(await runner.config.store.list_runs()) == 1  # type: ignore[union-attr]
+    assert len(await runner.runs.options.store.list_runs()) == 1  # type: ignore[union-attr]
 
 
 def gated(first: str, condition: str) -> DAG:
@@ -280,7 +280,7 @@ async def test_nothing_runs_behind_a_condition_that_cannot_be_evaluated() -> Non
     dag = DAG([Task("a", "a"), Task("b", "b", ["a"], when="{{ a.ok }}"), Task("c", "c", ["b"])])
     runner = ParallelRunner(Calls(), store=MemoryStore())
     await runner.run(dag, "first")
-    preview = await runner.preview_like(dag, "first")
+    preview = await runner.runs.preview_like(dag, "first")
     assert actions(preview) == {"a": "reuse"}
 
 
@@ -290,10 +290,10 @@ async def test_answers_of_the_cache_are_foretold() -> None:
     await runner.run(DAG([Task("x", "a")]), "other")
     await runner.run(DAG([Task("b", "b")]), "first")
     after = DAG([Task("a", "a", cache=True), Task("b", "{{ a }}", ["a"], cache=True)])
-    preview = await runner.preview_like(after, "first")
+    preview = await runner.runs.preview_like(after, "first")
     assert actions(preview) == {"a": "reuse", "b": "run"}
     assert reasons(preview)["a"] == "reused from other (cache)"
-    preview = await runner.preview_like(after, "first", fresh=["a"])
+    preview = await runner.runs.preview_like(after, "first", fresh=["a"])
     assert actions(preview) == {"a": "run", "b": "depends"}
     assert reasons(preview)["b"] == "prompt changed: line 1, if a gives the same answer"
 

@@ -1,4 +1,4 @@
-"""`RunService`: runs begun, watched, stopped and cancelled by a process that serves many of them."""
+"""`Runs`: runs begun, watched, stopped and cancelled by a process that serves many of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio.abc
 import anyio.lowlevel
 import pytest
 
-from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task, TaskStatus
+from plait import DAG, ParallelRunner, PlaitError, Runs, RunStatus, Task, TaskStatus
 from plait.backends import ConversationRequest, JsonInput, Reply, ask
 from plait.errors import BackendError, BackendMissing, ErrorKind, RunNotFound, RunNotResumable, RunOwned, StoreRequired
 from plait.events import RunEnded
@@ -18,6 +18,7 @@ from plait.persistence import Batch, MemoryStore, Store, StoreError
 from tests.runner.engine.test_lease import claimed_by
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
+from tests.support.quick_runs import quick_runs
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.faulty_store import Fault, FaultyStore, none, on_write
 from tests.support.stores.on_server import OnServer
@@ -40,27 +41,27 @@ class Held:
         return f"<{prompt}>"
 
 
-def service(store: Store, backend: object = None) -> RunService:
-    return RunService(ParallelRunner(backend or Talker(), store=store), poll=0.01)  # type: ignore[arg-type]
+def service(store: Store, backend: object = None) -> Runs:
+    return quick_runs(ParallelRunner(backend or Talker(), store=store))  # type: ignore[arg-type]
 
 
-async def kinds(runs: RunService, run_id: str, after: int = 0) -> list[str]:
+async def kinds(runs: Runs, run_id: str, after: int = 0) -> list[str]:
     with anyio.fail_after(10):
         return [event.kind async for event in runs.events(run_id, after)]
 
 
 async def test_a_run_from_queued_to_its_end(store: Store) -> None:
     async with service(store) as runs:
-        run_id = await runs.create_run(PAIR, settings={"for": "Ada"})
-        queued = await runs.get_run(run_id)
+        run_id = await runs.create(PAIR, settings={"for": "Ada"})
+        queued = await runs.get(run_id)
         assert (queued.status, queued.started_at, queued.counts) == (RunStatus.QUEUED, None, {"pending": 2})
-        await runs.start_run(run_id)
+        await runs.start(run_id)
         seen = await kinds(runs, run_id)
         assert seen == [
             *("run_created", "run_started", "task_started", "task_completed", "task_started", "task_completed"),
             "run_completed",
         ]
-        done = await runs.get_run(run_id)
+        done = await runs.get(run_id)
     assert (done.status, done.name, done.counts) == (RunStatus.COMPLETED, "pair", {"completed": 2})
     assert (done.tasks["b"].text, done.tasks["b"].attempts) == ("re: b re: a", 1)
     assert (done.tasks["b"].depends_on, done.tasks["b"].session_id) == (("a",), "session-2")
@@ -70,16 +71,16 @@ async def test_a_run_from_queued_to_its_end(store: Store) -> None:
 async def test_starting_twice_runs_once(store: Store) -> None:
     backend = Held()
     async with service(store, backend) as runs:
-        run_id = await runs.create_run(PAIR)
+        run_id = await runs.create(PAIR)
         async with anyio.create_task_group() as group:
             for _ in range(5):
-                group.start_soon(runs.start_run, run_id)
-        await runs.resume_run(run_id)
+                group.start_soon(runs.start, run_id)
+        await runs.start(run_id)
         await backend.called.wait()
         backend.go.set()
         assert (await kinds(runs, run_id))[-1] == ENDED
         before = await store.get_run(run_id)
-        await runs.start_run(run_id)  # it has ended: nothing to do
+        await runs.start(run_id)  # it has ended: nothing to do
         assert await store.get_run(run_id) == before
     assert backend.prompts == ["a", "b <a>"]
 
@@ -92,11 +93,11 @@ async def test_starting_a_failed_run_retries_nothing(store: Store) -> None:
         raise BackendError(ErrorKind.INVALID_REQUEST, "no")
 
     async with service(store, fails) as runs:
-        run_id = await runs.create_run(PAIR)
-        await runs.start_run(run_id)
+        run_id = await runs.create(PAIR)
+        await runs.start(run_id)
         assert (await kinds(runs, run_id))[-1] == "run_failed"
         before = await store.get_run(run_id)
-        await runs.start_run(run_id)
+        await runs.start(run_id)
         assert await store.get_run(run_id) == before
     assert (before and before.status, calls) == ("failed", ["a"])
 
@@ -104,9 +105,9 @@ async def test_starting_a_failed_run_retries_nothing(store: Store) -> None:
 async def test_a_start_that_nobody_waits_for_any_more_goes_on(store: Store) -> None:
     backend = Held()
     async with service(store, backend) as runs:
-        run_id = await runs.create_run(PAIR)
+        run_id = await runs.create(PAIR)
         async with anyio.create_task_group() as group:
-            group.start_soon(runs.start_run, run_id)
+            group.start_soon(runs.start, run_id)
             await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
         backend.go.set()
@@ -116,59 +117,60 @@ async def test_a_start_that_nobody_waits_for_any_more_goes_on(store: Store) -> N
 async def test_what_cannot_be_started(store: Store) -> None:
     async with service(store) as runs:
         with pytest.raises(RunNotFound):
-            await runs.start_run("nothing")
+            await runs.start("nothing")
         with pytest.raises(RunNotFound):
-            await runs.get_run("nothing")
+            await runs.get("nothing")
         with pytest.raises(RunNotFound):
             await kinds(runs, "nothing")
         with pytest.raises(BackendMissing):
-            await runs.create_run(DAG([Task("a", prompt="a", backend="other")]))
-        gone = await runs.create_run(PAIR)
-        assert await runs.cancel_run(gone) is RunStatus.CANCELLED
+            await runs.create(DAG([Task("a", prompt="a", backend="other")]))
+        gone = await runs.create(PAIR)
+        assert await runs.cancel(gone) is RunStatus.CANCELLED
         with pytest.raises(RunNotResumable):
-            await runs.start_run(gone)
-        run_id = await runs.create_run(PAIR)
+            await runs.start(gone)
+        run_id = await runs.create(PAIR)
     with pytest.raises(PlaitError, match="inside its `async with`"):
-        await runs.start_run(run_id)
+        await runs.start(run_id)
     with pytest.raises(StoreRequired):
-        RunService(ParallelRunner(Talker()))
+        async with ParallelRunner(Talker()).runs:
+            pass
 
 
 async def test_a_run_of_another_live_process_is_refused_and_yet_seen() -> None:
     store = MemoryStore()
     await claimed_by(store, pid=1, process_started="")
     async with service(store) as runs:
-        assert (await runs.get_run("r")).status is RunStatus.RUNNING
+        assert (await runs.get("r")).status is RunStatus.RUNNING
         with pytest.raises(RunOwned, match="is being run by process 1 "):
-            await runs.start_run("r")
-        assert [run.run_id for run in await runs.list_runs()] == ["r"]
+            await runs.start("r")
+        assert [run.run_id for run in await runs.list()] == ["r"]
 
 
 async def test_a_dead_owner_is_shown_and_succeeded() -> None:
     store = MemoryStore()
     await claimed_by(store, pid=4_190_000)
     async with service(store) as runs:
-        assert [run.status for run in await runs.list_runs()] == [RunStatus.INTERRUPTED]
-        await runs.resume_run("r")
+        assert [run.status for run in await runs.list()] == [RunStatus.INTERRUPTED]
+        await runs.start("r")
         assert (await kinds(runs, "r"))[-1] == ENDED
 
 
 async def test_leaving_stops_the_runs_so_that_they_can_be_resumed(store: Store) -> None:
     backend = Held()
     async with service(store, backend) as runs:
-        run_id = await runs.create_run(PAIR)
-        waiting = await runs.create_run(PAIR)
-        await runs.start_run(run_id)
+        run_id = await runs.create(PAIR)
+        waiting = await runs.create(PAIR)
+        await runs.start(run_id)
         await backend.called.wait()
     record = await store.get_run(run_id)
     assert record is not None
     assert (record.status, record.owner) == ("running", None)
     async with service(store) as runs:
-        assert {run.run_id: run.status for run in await runs.list_runs()} == {
+        assert {run.run_id: run.status for run in await runs.list()} == {
             run_id: RunStatus.INTERRUPTED,
             waiting: RunStatus.QUEUED,
         }
-        await runs.resume_run(run_id)
+        await runs.start(run_id)
         assert (await kinds(runs, run_id))[-1] == ENDED
 
 
@@ -192,9 +194,9 @@ class AwayServer(OnServer, MemoryStore):
 
 async def test_leaving_lets_a_run_that_has_ended_wait_for_its_server() -> None:
     store = AwayServer()
-    async with RunService(ParallelRunner(Talker(), store=store, clock=QuickClock()), poll=0.01) as runs:
-        run_id = await runs.create_run(PAIR)
-        await runs.start_run(run_id)
+    async with quick_runs(ParallelRunner(Talker(), store=store, clock=QuickClock())) as runs:
+        run_id = await runs.create(PAIR)
+        await runs.start(run_id)
         await store.is_awaited.wait()
     record = await store.get_run(run_id)
     assert record is not None
@@ -206,7 +208,7 @@ async def test_an_error_in_the_block_comes_out_as_it_is_and_stops_the_runs(store
 
     async def serve() -> None:
         async with service(store, backend) as runs:
-            await runs.start_run(await runs.create_run(PAIR))
+            await runs.start(await runs.create(PAIR))
             await backend.called.wait()
             raise ZeroDivisionError
 
@@ -219,34 +221,34 @@ async def test_an_error_in_the_block_comes_out_as_it_is_and_stops_the_runs(store
 async def test_cancelling(store: Store) -> None:
     backend = Held()
     runner = ParallelRunner(backend, store=store, cancel_grace=0.0)
-    async with RunService(runner, poll=0.01) as runs:
-        run_id = await runs.create_run(PAIR)
-        await runs.start_run(run_id)
+    async with quick_runs(runner) as runs:
+        run_id = await runs.create(PAIR)
+        await runs.start(run_id)
         await backend.called.wait()
-        assert await runs.cancel_run(run_id, wait=10) is RunStatus.CANCELLED
+        assert await runs.cancel(run_id, wait=10) is RunStatus.CANCELLED
         seen = await kinds(runs, run_id)
         assert seen[-4:] == ["run_cancelling", "task_cancelled", "task_cancelled", "run_cancelled"]
         before = await store.get_run(run_id)
-        assert await runs.cancel_run(run_id) is RunStatus.CANCELLED
+        assert await runs.cancel(run_id) is RunStatus.CANCELLED
         assert await store.get_run(run_id) == before
-        assert (await runs.get_run(run_id)).tasks["b"].status is TaskStatus.CANCELLED
+        assert (await runs.get(run_id)).tasks["b"].status is TaskStatus.CANCELLED
 
 
 async def test_a_run_that_waits_for_a_person(store: Store) -> None:
     once = DAG([Task("pay", prompt="pay", at_most_once=True), Task("tell", prompt="tell", depends_on=["pay"])])
     await die(store, Dying(lambda prompt: prompt == "pay"), once)
     runner = ParallelRunner(Talker(), store=store)
-    async with RunService(runner, poll=0.01) as runs:
-        await runs.resume_run("r")
+    async with quick_runs(runner) as runs:
+        await runs.start("r")
         async for event in runs.events("r"):  # which goes on after this one
             if event.kind == "run_waiting_input":
                 break
-        asked = (await runs.get_run("r")).tasks["pay"]
+        asked = (await runs.get("r")).tasks["pay"]
         assert (asked.status, asked.question is not None) == (TaskStatus.WAITING_INPUT, True)
-        await runner.answer("r", "pay", "done", "paid")
-        await runs.resume_run("r")
+        await runner.runs.settle("r", "pay", "done", "paid")
+        await runs.start("r")
         assert (await kinds(runs, "r", event.seq))[-1] == ENDED
-        assert (await runs.get_run("r")).tasks["pay"].text == "paid"
+        assert (await runs.get("r")).tasks["pay"].text == "paid"
 
 
 async def test_the_history_is_followed_from_any_number_on(store: Store) -> None:
@@ -271,7 +273,7 @@ async def test_the_history_is_followed_from_any_number_on(store: Store) -> None:
         group.start_soon(read_in_parts)
         with anyio.move_on_after(0.05):
             await kinds(runs, "r")  # cancelled while it waits for more
-        await runs.resume_run("r")
+        await runs.start("r")
         assert (await kinds(runs, "r"))[-1] == ENDED
     stored = [event.seq for event in await store.list_events("r")]
     assert whole == parts == stored
@@ -280,7 +282,7 @@ async def test_the_history_is_followed_from_any_number_on(store: Store) -> None:
 
 async def test_a_history_that_is_read_from_too_far_on_ends_with_its_run(store: Store) -> None:
     async with service(store) as runs, anyio.create_task_group() as group:
-        run_id = await runs.create_run(PAIR)
+        run_id = await runs.create(PAIR)
         seen: list[list[str]] = []
 
         async def read() -> None:
@@ -288,7 +290,7 @@ async def test_a_history_that_is_read_from_too_far_on_ends_with_its_run(store: S
 
         group.start_soon(read)
         await anyio.lowlevel.checkpoint()
-        await runs.start_run(run_id)
+        await runs.start(run_id)
     assert seen == [[]]
 
 
@@ -301,13 +303,13 @@ async def test_a_history_goes_on_after_the_end_of_a_run_that_was_reopened(store:
         return prompt
 
     async with service(store, body) as runs:
-        run_id = await runs.create_run(DAG([Task("a", prompt="a")]))
-        await runs.start_run(run_id)
+        run_id = await runs.create(DAG([Task("a", prompt="a")]))
+        await runs.start(run_id)
         assert (await kinds(runs, run_id))[-1] == "run_failed"
         broken = False
-        await runs.resume_run(run_id)
-        assert (await runs.get_run(run_id)).status is RunStatus.FAILED
-        await runs.resume_run(run_id, retry_failed=True)
+        await runs.start(run_id)
+        assert (await runs.get(run_id)).status is RunStatus.FAILED
+        await runs.start(run_id, retry_failed=True)
         seen = await kinds(runs, run_id)
     assert ("run_failed" in seen, seen[-1]) == (True, ENDED)
 
@@ -315,9 +317,9 @@ async def test_a_history_goes_on_after_the_end_of_a_run_that_was_reopened(store:
 async def test_one_run_that_ends_badly_leaves_the_others_alone() -> None:
     store = FaultyStore(MemoryStore())
     backend = Held()
-    async with RunService(ParallelRunner(backend, store=store, strict=True), poll=0.01) as runs:
-        first, second = [await runs.create_run(PAIR) for _ in range(2)]
-        await runs.start_run(first)
+    async with quick_runs(ParallelRunner(backend, store=store, strict=True)) as runs:
+        first, second = [await runs.create(PAIR) for _ in range(2)]
+        await runs.start(first)
         await backend.called.wait()
         store.faults = on_write(lambda _: Fault.BEFORE)
         backend.go.set()
@@ -325,16 +327,16 @@ async def test_one_run_that_ends_badly_leaves_the_others_alone() -> None:
             while await is_driven(store, first):
                 await anyio.lowlevel.checkpoint()
         store.faults = none
-        await runs.start_run(second)
+        await runs.start(second)
         assert (await kinds(runs, second))[-1] == ENDED
-        await runs.resume_run(first)
+        await runs.start(first)
         assert (await kinds(runs, first))[-1] == ENDED
 
 
 async def is_driven(store: Store, run_id: str) -> bool:
     """Whether a living process would be in the way of one more."""
     try:
-        await ParallelRunner(Talker(), store=store).preview_resume(run_id)
+        await ParallelRunner(Talker(), store=store).runs.preview(run_id)
     except RunOwned:
         return True
     return False
@@ -358,22 +360,22 @@ class LateStore(FaultyStore):
 
 
 @asynccontextmanager
-async def just_ended(store: LateStore, runner: ParallelRunner) -> AsyncGenerator[tuple[RunService, str]]:
+async def just_ended(store: LateStore, runner: ParallelRunner) -> AsyncGenerator[tuple[Runs, str]]:
     """A service whose run has ended in the store a moment ago."""
-    async with RunService(runner, poll=0.01) as runs:
-        run_id = await runs.create_run(ASKING)
-        await runs.start_run(run_id)
+    async with quick_runs(runner) as runs:
+        run_id = await runs.create(ASKING)
+        await runs.start(run_id)
         with anyio.fail_after(10):
             await store.left.wait()
         assert runs.driven == (run_id,)
         yield runs, run_id
 
 
-async def ended(runs: RunService, run_id: str) -> RunStatus:
+async def ended(runs: Runs, run_id: str) -> RunStatus:
     with anyio.fail_after(5):
         async for _ in runs.events(run_id):
             pass
-    return (await runs.get_run(run_id)).status
+    return (await runs.get(run_id)).status
 
 
 async def hear_of_it(store: LateStore, group: anyio.abc.TaskGroup, *calls: object) -> None:
@@ -391,9 +393,9 @@ async def test_an_answer_to_a_run_that_has_just_stopped_to_wait_for_it_makes_it_
     store = LateStore()
     async with just_ended(store, ParallelRunner(work, store=store)) as (runs, run_id):
         async with anyio.create_task_group() as group:
-            await hear_of_it(store, group, lambda: runs.resume_run(run_id, {"a": "yes"}))
+            await hear_of_it(store, group, lambda: runs.start(run_id, {"a": "yes"}))
         assert await ended(runs, run_id) is RunStatus.COMPLETED
-        assert (await runs.get_run(run_id)).tasks["a"].text == "got yes"
+        assert (await runs.get(run_id)).tasks["a"].text == "got yes"
 
 
 @pytest.mark.parametrize("callers", [1, 3])
@@ -409,7 +411,7 @@ async def test_a_run_that_has_just_failed_is_tried_again(callers: int) -> None:
     store = LateStore()
     async with just_ended(store, ParallelRunner(work, store=store)) as (runs, run_id):
         async with anyio.create_task_group() as group:
-            again = [lambda: runs.resume_run(run_id, retry_failed=True)] * callers
+            again = [lambda: runs.start(run_id, retry_failed=True)] * callers
             await hear_of_it(store, group, *again)
         assert await ended(runs, run_id) is RunStatus.COMPLETED
     assert len(prompts) == 2
@@ -423,11 +425,11 @@ async def test_a_mistake_of_one_caller_is_not_that_of_those_who_came_meanwhile()
     runner = ParallelRunner(whether, store=store)
     first = await runner.run(DAG([Task("a", "a"), Task("b", "b")]))
     told: list[str] = []
-    async with RunService(runner, poll=0.01) as runs, anyio.create_task_group() as group:
+    async with quick_runs(runner) as runs, anyio.create_task_group() as group:
 
         async def resume(answers: dict[str, JsonInput] | None) -> None:
             try:
-                await runs.resume_run(first.run_id, answers)
+                await runs.start(first.run_id, answers)
             except PlaitError as error:
                 told.append(str(error))
 
@@ -444,7 +446,7 @@ async def test_a_history_ends_also_where_somebody_went_on_with_a_conversation_af
 
     runner = ParallelRunner(Talker(another_session, own_ids=True), store=MemoryStore())
     result = await runner.run(ASKING)
-    await runner.continue_task(result.run_id, "a", "more")
-    async with RunService(runner, poll=3600) as runs:
+    await runner.runs.continue_task(result.run_id, "a", "more")
+    async with quick_runs(runner, 3600) as runs:
         kinds = [event.kind async for event in runs.events(result.run_id)]
     assert kinds[-2:] == ["run_completed", "session_opened"]

@@ -15,7 +15,8 @@ import anyio
 import pytest
 
 from plait import DAG, SQLiteStore, Task
-from plait.runner.client.backend_set import BackendOptions, backend_set_of_file, make_queueing_runner
+from plait.runner.client.backend_set import BackendOptions, backend_set_of_file, queueing_options
+from plait.runner.client.runs import Runs
 from plait.runner.client.trusted_backends import why_untrusted
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.processes.fleet import LIMIT_S, until
@@ -173,8 +174,8 @@ def test_what_the_database_names_is_what_is_examined(tmp_path: Path, named: str)
 
     async def store_run() -> str:
         async with SQLiteStore(tmp_path / STORE) as store:
-            runner = make_queueing_runner(stored, ["w"], store, 1)
-            return await runner.create_run(DAG([Task("a", "x")]), settings=stored.settings())
+            runs = Runs(queueing_options(stored, ["w"], store, 1))
+            return await runs.create(DAG([Task("a", "x")]), settings=stored.settings())
 
     theirs = anyio.run(store_run)
     os.chown(evil, ANN, -1)

@@ -157,8 +157,8 @@ async def test_a_value_that_does_not_fit_is_refused_and_the_question_stays(
     with pytest.raises(PlaitError, match=why):
         await runner.resume(run_id, answers={"a": value})
     with pytest.raises(PlaitError, match=why):
-        await runner.answer_question(run_id, "a", value)
-    assert [one.text for one in await runner.questions(run_id)] == ["How?"]
+        await runner.runs.answer(run_id, "a", value)
+    assert [one.text for one in await runner.runs.questions(run_id)] == ["How?"]
 
 
 async def test_an_answer_is_kept_as_json_that_every_store_can_hold(store: Store) -> None:
@@ -168,7 +168,7 @@ async def test_an_answer_is_kept_as_json_that_every_store_can_hold(store: Store)
     runner = ParallelRunner(work, store=store)
     run_id = (await runner.run(ONE)).run_id
     value: Any = {"pair": (1, 2), "half": "\ud800"}
-    assert await runner.answer_question(run_id, "a", value) is True
+    assert await runner.runs.answer(run_id, "a", value) is True
     assert (await runner.resume(run_id))["a"].data == {"pair": [1, 2], "half": "\ufffd"}
 
 
@@ -204,7 +204,7 @@ async def test_who_answers_what_is_not_asked_is_told_so(store: Store) -> None:
     with pytest.raises(PlaitError, match="no task 'aks'; did you mean 'asks'"):
         await runner.resume(run_id, answers={"aks": "yes"})
     with pytest.raises(AnswerConflict, match="is completed and has no open question"):
-        await runner.answer_question(run_id, "told", "yes")
+        await runner.runs.answer(run_id, "told", "yes")
     await runner.resume(run_id, answers={"asks": "yes"})
     with pytest.raises(AnswerConflict, match="the last question was answered by person"):
         await runner.resume(run_id, answers={"asks": "no"})

@@ -239,6 +239,6 @@ async def test_a_fresh_task_takes_no_answer_from_the_cache() -> None:
     assert len(calls.made) == 1
     await runner.run(dag, like="first", fresh=["a"])
     assert len(calls.made) == 2
-    async with runner.start_fork(await runner.fork("first", "a")) as fork:
+    async with runner.runs.start_fork(await runner.runs.fork("first", "a")) as fork:
         await fork.result()
     assert len(calls.made) == 3

@@ -159,7 +159,7 @@ async def test_a_crash_in_the_meantime_changes_nothing(goes_on: bool, store: Sto
     backend = Talker()
     backend.made = 1
     runner = ParallelRunner(backend, store=store, clock=clock)
-    step = (await runner.preview_resume("r")).tasks["a"]
+    step = (await runner.runs.preview("r")).tasks["a"]
     assert (step.action, step.repeats) == (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER, False)
     assert "; not before 2027-01-15T1" in step.reason
     async with runner.start_resume("r") as run:

@@ -52,7 +52,7 @@ async def test_each_task_forks_where_the_backend_can(store: Store) -> None:
     }
     assert [task.session_id for task in await store.list_tasks("r")] == ["session-1", "session-2", "session-3"]
     again = Forker()
-    await ParallelRunner(again, store=store).continue_task("r", "b", "and now?")
+    await ParallelRunner(again, store=store).runs.continue_task("r", "b", "and now?")
     assert seen(again) == {"and now?": ("session-2", None, True, 4)}
 
 

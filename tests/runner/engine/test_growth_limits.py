@@ -38,7 +38,7 @@ async def test_the_narrower_one_holds(of_dag: GrowthLimits | None, of_runner: Gr
 
 
 async def test_that_of_a_dag_holds_for_whoever_goes_on_with_its_run(store: Store) -> None:
-    run_id = await ParallelRunner(talker(), store=store).create_run(DAG([PLANNER], growth=GrowthLimits(max_tasks=3)))
+    run_id = await ParallelRunner(talker(), store=store).runs.create(DAG([PLANNER], growth=GrowthLimits(max_tasks=3)))
     result = await ParallelRunner(talker({"plan": THREE, "These": THREE}), store=store).resume(run_id)
     assert (result.status, list(result.tasks)) == (RunStatus.FAILED, ["plan"])
 

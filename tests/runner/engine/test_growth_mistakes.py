@@ -201,7 +201,7 @@ async def test_of_a_planner_that_asked_and_was_told_of_mistakes_nothing_is_kept_
     await runner.run(DAG([PLANNER, Task("next", "next", continues="plan")]), "r")
     told = next(prompt for prompt in backend.prompts if prompt.startswith("These"))
     await runner.resume("r", retry_failed=True)
-    await runner.continue_task("r", "plan", "And?")
+    await runner.runs.continue_task("r", "plan", "And?")
     for request, prompt in zip(backend.requests, backend.prompts, strict=True):
         if prompt in {"next", "And?"}:
             assert [message.content for message in request.history] == ["plan", "Which?", "tea", "no", told, "[]"]

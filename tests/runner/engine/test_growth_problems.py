@@ -31,7 +31,7 @@ NOW = "2026-01-01T00:00:00.000Z"
 
 
 def live_run(runner: ParallelRunner) -> LiveRun:
-    run = LiveRun(run_id="r", options=runner.config)
+    run = LiveRun(run_id="r", options=runner.runs.options)
     run.state, run.task_backends = RunState(DAG(GIVEN)), ["fast"] * len(GIVEN)
     run.scheduler = Scheduler(run.state.dag, run.task_backends, SlotPool(9))
     run.stamp = lambda: NOW

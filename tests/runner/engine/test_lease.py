@@ -44,7 +44,7 @@ async def test_a_claim_that_fails_leaves_a_waiting_run_due_when_it_was(fault: Fa
     before = await inner.get_run("r")
     failing = FaultyStore(inner, on_write(lambda n: fault if n == 1 else None))
     with pytest.raises(StoreError):
-        await ParallelRunner(Talker(), backends={"asks": asks}, store=failing).continue_task("r", "done", "more")
+        await ParallelRunner(Talker(), backends={"asks": asks}, store=failing).runs.continue_task("r", "done", "more")
     after = await inner.get_run("r")
     assert before is not None
     assert after is not None
@@ -89,7 +89,7 @@ async def test_a_resume_beside_an_answer_uses_the_answer(store: Store) -> None:
     class AnsweredFirst(FaultyStore):
         async def write(self, batch: Batch) -> None:
             if self.writes == 0:
-                assert await ParallelRunner(store=store).answer_question("r", "a", "1")
+                assert await ParallelRunner(store=store).runs.answer("r", "a", "1")
             await super().write(batch)
 
     result = await ParallelRunner(asks, store=AnsweredFirst(store)).resume("r", answers={"b": "2"})

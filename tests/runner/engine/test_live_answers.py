@@ -37,7 +37,7 @@ async def test_who_waits_for_an_answer_to_be_taken_does_not_read_the_run_again_a
     async with runner.start(HOLDING) as run:
         async for event in run.events():
             if isinstance(event, new_events.TaskWaiting):
-                assert await runner.answer_question(run.run_id, "a", "yes")  # after about LOOK_EVERY_S
+                assert await runner.runs.answer(run.run_id, "a", "yes")  # after about LOOK_EVERY_S
                 assert store.reads == 2
                 work.release()
         assert (await run.result()).text["a"] == "yes"
@@ -59,7 +59,7 @@ async def test_a_late_answer_to_an_earlier_question_answers_no_later_one() -> No
                 stale = json.dumps({"attempt": 1, "value": "stale", "nonce": "2"})
                 if asked == 2:  # read together with the answer, and before it
                     await store.send("r", Note("answer", event.at, "a", stale))
-                assert await runner.answer_question("r", "a", str(asked))
+                assert await runner.runs.answer("r", "a", str(asked))
         assert (await run.result()).text == {"a": "1 2"}
 
 
@@ -70,7 +70,7 @@ async def test_others_go_on_while_one_waits(store: Store) -> None:
         seen: list[str] = []
         async for event in run.events():
             if isinstance(event, new_events.TaskWaiting):
-                assert [one.text for one in await runner.questions(run.run_id)] == ["Go?"]
+                assert [one.text for one in await runner.runs.questions(run.run_id)] == ["Go?"]
                 work.release()
             if isinstance(event, new_events.TaskCompleted):
                 seen.append(event.task_id)
@@ -119,7 +119,7 @@ async def test_a_deadline_is_no_reason_to_stay(store: Store) -> None:
     with anyio.fail_after(10):
         result = await runner.run(LATE)
         assert (await runner.resume(result.run_id)).status is RunStatus.WAITING_INPUT
-    assert (await runner.questions(result.run_id))[0].default == "later"
+    assert (await runner.runs.questions(result.run_id))[0].default == "later"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_an_answer_that_arrives_after_another_one_is_refused(first: str | None, 
                 if first is not None:
                     beside.start_soon(ParallelRunner(store=store, clock=clock).answer_question, "x", "a", first)
                 with pytest.raises(AnswerConflict, match=f"was answered by {by}"):
-                    await ParallelRunner(store=LateNotes(store, 8), clock=clock).answer_question("x", "a", late)
+                    await ParallelRunner(store=LateNotes(store, 8), clock=clock).runs.answer("x", "a", late)
             work.release()
             assert (await run.result()).text["a"] == "yes"
 
@@ -271,7 +271,7 @@ def test_the_second_of_two_equal_answers_is_refused_before_the_owner_reads_them(
             async with anyio.create_task_group() as beside:
                 beside.start_soon(ParallelRunner(store=store, clock=clock).answer_question, "x", "a", "yes")
                 with pytest.raises(AnswerConflict, match="has an earlier answer"):
-                    await ParallelRunner(store=LateNotes(store, 2), clock=clock).answer_question("x", "a", "yes")
+                    await ParallelRunner(store=LateNotes(store, 2), clock=clock).runs.answer("x", "a", "yes")
             work.release()
             await run.result()
 
@@ -297,7 +297,7 @@ def test_an_answer_is_reported_soon_and_the_run_is_read_again_once_whatever_else
         async with ParallelRunner(work, store=ReadLater(store), clock=clock).start(dag, "x") as run:
             await clock.sleep(1)
             store.reads = 0
-            assert await ParallelRunner(store=store, clock=clock).answer_question("x", "a", "yes", wait=30)
+            assert await ParallelRunner(store=store, clock=clock).runs.answer("x", "a", "yes", wait=30)
             assert clock.monotonic() < 9 + 2 * LOOK_EVERY_S + 1
             assert store.reads == 2
             assert (await run.result()).text["a"] == "yes"

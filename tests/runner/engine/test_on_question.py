@@ -164,18 +164,18 @@ async def test_an_answer_to_an_earlier_question_is_not_one_to_the_next(store: St
     runner = ParallelRunner(clean, store=store, on_question=on_question)
     async with runner.start(DAG([Task("a", "x")])) as run:
         await asked["staging"].wait()
-        (seen,) = await runner.questions(run.run_id)
+        (seen,) = await runner.runs.questions(run.run_id)
         if not live:
             await run.result()
-        assert await runner.answer_question(run.run_id, "a", True, attempt=seen.attempt)
+        assert await runner.runs.answer(run.run_id, "a", True, attempt=seen.attempt)
         if not live:
             await runner.resume(run.run_id)
         with anyio.fail_after(10):
             await asked["production"].wait()
         with pytest.raises(AnswerConflict, match=r"attempt 1 .* was answered; attempt 2 asks 'Delete production\?'"):
-            await runner.answer_question(run.run_id, "a", True, attempt=seen.attempt)
+            await runner.runs.answer(run.run_id, "a", True, attempt=seen.attempt)
         run.stop()
-    assert [question.text for question in await runner.questions(run.run_id)] == ["Delete production?"]
+    assert [question.text for question in await runner.runs.questions(run.run_id)] == ["Delete production?"]
 
 
 async def test_ask_works_in_tasks_and_in_no_callback() -> None:

@@ -237,6 +237,6 @@ async def test_the_preview_knows_that_pairs_do_not_wait(store: Store) -> None:
     async with ParallelRunner(answer, store=store, concurrency=1).start(DAG([SOURCE, DRAFT, other, late]), "r") as run:
         runs = [run]
     runner = ParallelRunner(answer, store=store)
-    assert (await runner.preview_resume("r")).tasks["late"].action is ResumeAction.START
+    assert (await runner.runs.preview("r")).tasks["late"].action is ResumeAction.START
     result = await runner.resume("r")
     assert [result[f"late.{number}"].status is TaskStatus.COMPLETED for number in (1, 2, 3)] == [True, False, True]

@@ -98,7 +98,7 @@ async def test_a_conversation_is_whole_in_memory_and_for_a_person_who_goes_on_wi
         assert result.status is RunStatus.COMPLETED
         assert words(talker.requests[-1].history) == CONVERSATION
         values = iter(["Rome", 3])
-    await ParallelRunner(talker, store=store).continue_task(result.run_id, "a", "And now?")
+    await ParallelRunner(talker, store=store).runs.continue_task(result.run_id, "a", "And now?")
     assert words(talker.requests[-1].history) == CONVERSATION
 
 
@@ -106,7 +106,7 @@ async def test_nobody_speaks_in_a_conversation_that_waits_for_an_answer(store: S
     runner = ParallelRunner(Talker(asks), store=store)
     run_id = (await runner.run(TALK)).run_id
     with pytest.raises(PlaitError, match="waits for an answer to its question"):
-        await runner.continue_task(run_id, "a", "Hm.")
+        await runner.runs.continue_task(run_id, "a", "Hm.")
 
 
 async def test_a_failed_attempt_says_the_answer_again(store: Store) -> None:
@@ -154,8 +154,8 @@ async def test_nothing_is_asked_of_a_person_who_goes_on_with_a_conversation(stor
     runner = ParallelRunner(Both(), store=store)
     run_id = (await runner.run(DAG([Task("a", "x")]))).run_id
     with pytest.raises(PlaitError, match=r"the backend asks 'Sure\?' instead of answering"):
-        await runner.continue_task(run_id, "a", "Rome")
-    assert (await runner.continue_task(run_id, "a", "Oslo")).text == "re: Oslo"
+        await runner.runs.continue_task(run_id, "a", "Rome")
+    assert (await runner.runs.continue_task(run_id, "a", "Oslo")).text == "re: Oslo"
     assert await told(store, run_id) == [
         ("user", "x"),
         ("assistant", "re: x"),
@@ -203,8 +203,8 @@ async def test_a_person_may_give_the_result_instead_of_an_answer(store: Store) -
     runner = ParallelRunner(talker, store=store)
     run_id = (await runner.run(TALK)).run_id
     with pytest.raises(PlaitError, match=r"asks 'Where to\?', and would ask again after --again; answer the question"):
-        await runner.answer(run_id, "a", "again")
-    await runner.answer(run_id, "a", "done", "I went there myself.")
+        await runner.runs.settle(run_id, "a", "again")
+    await runner.runs.settle(run_id, "a", "done", "I went there myself.")
     result = await runner.resume(run_id)
     assert (result.status, result.text["a"]) == (RunStatus.COMPLETED, "I went there myself.")
     assert words(talker.requests[-1].history) == [*CONVERSATION[:4], ("assistant", "I went there myself.")]
@@ -217,7 +217,7 @@ async def test_a_person_may_give_the_task_up(store: Store, mode: str, status: st
     dag = DAG([Task("a", "a: x", failure_mode=FailureMode(mode)), Task("b", "b{{ a }}", depends_on=["a"])])
     runner = ParallelRunner(Talker(asks), store=store)
     run_id = (await runner.run(dag)).run_id
-    await runner.answer(run_id, "a", "fail", "no journey")
+    await runner.runs.settle(run_id, "a", "fail", "no journey")
     result = await runner.resume(run_id)
     assert (result.status.value, result["a"].error_kind) == (status, "declared_failed")
     assert (result["b"].status is TaskStatus.COMPLETED) is ran

@@ -301,7 +301,7 @@ async def test_a_kept_answer_is_no_answer_to_be_taken_over_silently_later() -> N
     runner = runner_with(person, Calls(), MemoryStore())
     await runner.run(asking(), "first")
     await runner.run(asking(), "kept", like="first", keep_answers=True)
-    async with runner.start_fork(await runner.fork("kept", "end")) as run:
+    async with runner.runs.start_fork(await runner.runs.fork("kept", "end")) as run:
         fork = await run.result()
     person.asked.clear()
     await runner.run(asking(), "further", like=fork.run_id, keep_answers=True)
@@ -352,7 +352,7 @@ async def test_a_run_takes_the_answers_that_its_preview_read(keep: bool) -> None
     await runner.run(chain("a"), "first")
     calls.take()
     store.reads.clear()
-    preview = await runner.preview_like(dag, "first", keep_answers=True)
+    preview = await runner.runs.preview_like(dag, "first", keep_answers=True)
     async with runner.start(dag, "second", like=preview, keep_answers=keep) as run:
         assert (await run.result()).status is RunStatus.COMPLETED
     assert calls.take() == []
@@ -364,7 +364,7 @@ async def test_a_run_asks_again_although_its_preview_keeps_the_answers_of_person
     runner = runner_with(person, Calls(), MemoryStore())
     await runner.run(dag, "first")
     person.asked.clear()
-    preview = await runner.preview_like(dag, "first", keep_answers=True)
+    preview = await runner.runs.preview_like(dag, "first", keep_answers=True)
     async with runner.start(dag, "second", like=preview) as run:
         assert (await run.result()).status is RunStatus.COMPLETED
     assert sorted(person.asked) == ["Sign <a>?", "Which?", "Which?"]
@@ -392,7 +392,7 @@ async def test_a_deleted_parent_is_missed_by_no_run_that_took_its_answers_over(t
         await runner.run(chain("a"), "second", like="first")
         calls.take()
         await store.purge(["first"])
-        preview = await runner.preview_like(chain("a"), "second")
+        preview = await runner.runs.preview_like(chain("a"), "second")
         assert {step.action for step in preview.tasks} == {"reuse"}
         third = await runner.run(chain("a"), "third", like="second")
         assert (third.text["c"], calls.take()) == ("<c <b <a>>>", [])

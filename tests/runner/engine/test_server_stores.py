@@ -128,7 +128,7 @@ async def test_a_run_that_another_owner_took_in_the_promoted_standby_is_left_alo
             await store.inner.write(Batch("queued", 0, 2, claim))
         return prompt
 
-    await ParallelRunner(body, store=store).create_run(CHAIN, "queued")
+    await ParallelRunner(body, store=store).runs.create(CHAIN, "queued")
     store.synchronise()
     with pytest.raises(OwnershipLost):
         await ParallelRunner(body, store=store).resume("queued")
@@ -159,7 +159,7 @@ async def test_notes_are_read_again_after_a_gap(monkeypatch: pytest.MonkeyPatch)
             await read.wait()
             store.promote()
         if prompt == "5":
-            await ParallelRunner(body, store=store).cancel_run("r")
+            await ParallelRunner(body, store=store).runs.cancel("r")
             await anyio.sleep_forever()
         return prompt
 

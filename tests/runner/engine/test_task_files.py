@@ -96,7 +96,7 @@ async def test_a_conversation_that_goes_on_still_has_its_images(tmp_path: Path, 
         ]
         runner = ParallelRunner(make(server), store=store)
         result = await runner.run(DAG(tasks))
-        await runner.continue_task(result.run_id, "b", "Three.")
+        await runner.runs.continue_task(result.run_id, "b", "Three.")
     sent = [body["messages"] for body in server.bodies]
     holders = [[len(one["content"]) - 1 for one in turns if isinstance(one["content"], list)] for turns in sent]
     assert holders == [[2]] * 4
@@ -191,7 +191,7 @@ async def test_an_answer_is_taken_over_with_the_text_of_the_file_by_the_cache_an
         await runner.run(dag, "first")
         await runner.run(dag, "cached")
         write(path, "Two.")
-        async with runner.start_fork(await runner.fork("cached", "b")) as run:
+        async with runner.runs.start_fork(await runner.runs.fork("cached", "b")) as run:
             fork = await run.result()
         for run_id in ("cached", fork.run_id):
             assert (await store.list_messages(run_id, "a"))[0].content == PROMPT

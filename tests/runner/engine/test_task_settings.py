@@ -48,7 +48,7 @@ async def test_a_later_attempt_and_a_resume_have_the_settings_from_the_store(tmp
         assert failed.status is RunStatus.FAILED
         result = await runner.resume("r", retry_failed=True)
         assert result.status is RunStatus.COMPLETED
-        await runner.continue_task("r", "a", "And?")
+        await runner.runs.continue_task("r", "a", "And?")
     assert [(body["model"], body["temperature"]) for body in server.bodies] == [("big", 0.0)] * 3
     assert {system_of(body) for body in server.bodies} == {"Be long."}
 
@@ -100,7 +100,7 @@ async def test_a_setting_that_the_backend_does_not_have_is_refused_before_the_ru
         assert str(caught.value) == f"task 'a': {caught.value.problems[0].message}"
         assert message in str(caught.value)
         with pytest.raises(DAGError):
-            await runner.create_run(dag)
+            await runner.runs.create(dag)
         assert not await store.list_runs()
 
 

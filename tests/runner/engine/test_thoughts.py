@@ -40,7 +40,7 @@ async def test_thoughts_are_stored_beside_the_answer_and_sent_to_nobody(store: S
         ("assistant", "re: one", 2),
     ]
     assert "secret" not in str([(one.content) for one in (*backend.requests[1].history, *backend.requests[2].history)])
-    await runner.continue_task(result.run_id, "b", "more?")
+    await runner.runs.continue_task(result.run_id, "b", "more?")
     said = [(one.role, one.content) for one in backend.requests[-1].history]
     assert said == [("user", "one"), ("assistant", "re: one"), ("user", "two"), ("assistant", "re: two")]
     assert "secret plan for more?" in (await store.list_messages(result.run_id, "b"))[-2].content

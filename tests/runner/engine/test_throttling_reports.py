@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait import DAG, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus, events
+from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.errors import BackendError, ErrorKind
 from plait.events import BackendThrottled
 from plait.persistence import MemoryStore, Store
@@ -255,17 +255,17 @@ async def test_a_run_that_waits_for_a_limit_says_so_to_other_processes(way: str)
 
     clock = Asleep()
     clock.now = time.time()  # the store judges the lease of the run by this host's clock
-    service = RunService(ParallelRunner(Talker(), store=store, clock=clock))
+    service = ParallelRunner(Talker(), store=store, clock=clock).runs
     runner = ParallelRunner(Talker(lambda *_: too_many(WEEK)), store=store, clock=clock)
     async with runner.start(wide("a", 3), "r") as run:
         async for event in run.events():
             if isinstance(event, events.TaskRetried):
                 break
-        info = await service.get_run("r", tasks=way == "run")
+        info = await service.get("r", tasks=way == "run")
         (throttled,) = info.throttled
         assert throttled.until is not None
         assert parse_time(throttled.until) >= clock.now + WEEK
         run.stop()
-    stopped = await service.get_run("r")
+    stopped = await service.get("r")
     assert (stopped.status, stopped.throttled) == (RunStatus.INTERRUPTED, ())
     assert TaskStatus.FAILED not in stopped.counts

@@ -34,7 +34,7 @@ runner = ParallelRunner(work, store=store)
 
 async def make():
     async with store:
-        return await runner.create_run(DAG([Task("a", "a"), Task("b", "b", depends_on=["a"])]), key="order 17")
+        return await runner.runs.create(DAG([Task("a", "a"), Task("b", "b", depends_on=["a"])]), key="order 17")
 
 async def resume():
     async with store:
@@ -45,7 +45,7 @@ async def resume():
 
 async def queue():
     async with store:
-        return [await runner.create_run(DAG([Task("a", str(os.getpid()))])) for _ in range(20)]
+        return [await runner.runs.create(DAG([Task("a", str(os.getpid()))])) for _ in range(20)]
 
 run_id = asyncio.run(make())
 for _ in range(4):
@@ -91,5 +91,5 @@ async def test_the_end_of_a_run_says_nothing_of_one_whose_runner_has_the_same_se
 async def test_equal_seeds_at_the_same_moment_make_runs_of_different_ids() -> None:
     store, clock = MemoryStore(), QuickClock()
     runners = [ParallelRunner(Talker(), store=store, clock=clock, rng=random.Random(7)) for _ in range(2)]
-    ids = [await runner.create_run(DAG([Task("a", "x")])) for runner in runners]
+    ids = [await runner.runs.create(DAG([Task("a", "x")])) for runner in runners]
     assert len(set(ids)) == 2

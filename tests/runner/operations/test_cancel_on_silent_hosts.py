@@ -29,7 +29,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 async def cancelled(runner: ParallelRunner) -> tuple[RunStatus, Mapping[str, Sequence[str]]]:
     """Cancel the run. Return its status, and the tasks left on hosts that cannot be reached."""
     unreached: dict[str, Sequence[str]] = {}
-    status = await runner.cancel_run(RUN, wait=30.0, on_unreached=unreached.update)
+    status = await runner.runs.cancel(RUN, wait=30.0, on_unreached=unreached.update)
     return status, unreached
 
 

@@ -49,7 +49,7 @@ async def test_a_run_that_nobody_runs_is_cancelled_at_once(store: Store, leave) 
     assert before is not None
     counting = FaultyStore(store)
     runner = ParallelRunner(Talker(), store=counting)
-    assert await runner.cancel_run("r") is RunStatus.CANCELLED
+    assert await runner.runs.cancel("r") is RunStatus.CANCELLED
     after = await store.get_run("r")
     assert after is not None
     assert (counting.writes, after.status, after.owner, after.epoch) == (1, "cancelled", None, before.epoch + 1)
@@ -57,7 +57,7 @@ async def test_a_run_that_nobody_runs_is_cancelled_at_once(store: Store, leave) 
     assert after.counts.get("completed", 0) == completed
     assert after.counts["cancelled"] == sum(before.counts.values()) - completed
     assert await store.list_notes("r") == ()
-    assert await runner.cancel_run("r") is RunStatus.CANCELLED and counting.writes == 1
+    assert await runner.runs.cancel("r") is RunStatus.CANCELLED and counting.writes == 1
     with pytest.raises(RunNotResumable, match="cancelled and cannot be resumed"):
         await runner.resume("r")
 
@@ -81,7 +81,7 @@ async def test_a_crash_between_cancelling_and_cancelled(finisher: str) -> None:
     assert (record.status, record.counts) == ("cancelling", {"completed": 1, "running": 1, "pending": 1})
     backend = Talker()
     runner = ParallelRunner(backend, store=store)
-    preview = await runner.preview_resume("r")
+    preview = await runner.runs.preview("r")
     assert [step.action for step in preview.tasks.values()] == [
         ResumeAction.KEEP,
         ResumeAction.CANCEL,
@@ -94,7 +94,7 @@ async def test_a_crash_between_cancelling_and_cancelled(finisher: str) -> None:
         assert seen == ["task_cancelled", "task_cancelled", "run_cancelled"]
         assert (result.status, result.text, result["a"].reused) == (RunStatus.CANCELLED, {"a": "<a>"}, True)
     else:
-        assert await runner.cancel_run("r") is RunStatus.CANCELLED
+        assert await runner.runs.cancel("r") is RunStatus.CANCELLED
     assert backend.prompts == []
     after = await store.get_run("r")
     assert after is not None
@@ -140,7 +140,7 @@ async def test_an_owner_that_cannot_be_judged_is_told_and_watched() -> None:
     await owned_by_another(store, host="another host")
     clock = QuickClock()
     runner = ParallelRunner(Talker(), store=store, clock=clock, lease=6.0)
-    assert await runner.cancel_run("r") is RunStatus.CANCELLED
+    assert await runner.runs.cancel("r") is RunStatus.CANCELLED
     assert clock.slept == [2.0, 2.0, 2.0]
     assert [note.kind for note in await store.list_notes("r")] == ["cancel"], "in case that it lives"
 
@@ -159,7 +159,7 @@ async def test_an_owner_that_shows_that_it_lives_cancels_by_itself() -> None:
                 await store.write(Batch("r", record.epoch, record.last_seq + 1, (change,)))
 
     runner = ParallelRunner(Talker(), store=store, clock=Heeding(), lease=6.0)
-    assert await runner.cancel_run("r") is RunStatus.CANCELLING
+    assert await runner.runs.cancel("r") is RunStatus.CANCELLING
 
 
 @pytest.mark.parametrize(("wait", "slept"), [(1.0, [0.2]), (0.0, [2.0])], ids=["while waited for", "while watched"])
@@ -177,7 +177,7 @@ async def test_the_end_of_a_run_by_its_owner_elsewhere_is_seen(wait: float, slep
 
     clock = Cancelling()
     runner = ParallelRunner(Talker(), store=store, clock=clock, lease=6.0)
-    assert await runner.cancel_run("r", wait=wait) is RunStatus.CANCELLED
+    assert await runner.runs.cancel("r", wait=wait) is RunStatus.CANCELLED
     assert clock.slept == slept
 
 
@@ -197,7 +197,7 @@ async def test_a_run_that_is_taken_over_at_that_very_moment_is_cancelled_there()
             await super().write(batch)
 
     runner = ParallelRunner(Talker(), store=Contested(inner))
-    assert await runner.cancel_run("r") is RunStatus.CANCELLING
+    assert await runner.runs.cancel("r") is RunStatus.CANCELLING
     assert [note.kind for note in await inner.list_notes("r")] == ["cancel"]
 
 
@@ -214,18 +214,18 @@ async def test_an_owner_that_leaves_while_we_wait_is_no_excuse() -> None:
     async with scene.runner.start(CHAIN, "r") as run:
         await scene.limiter.reached.wait()
         other = ParallelRunner(Talker(), store=Leaving(store))
-        assert await other.cancel_run("r", wait=30.0) is RunStatus.CANCELLED
+        assert await other.runs.cancel("r", wait=30.0) is RunStatus.CANCELLED
     assert await scene.stored() == ("cancelled", {"a": "completed", "b": "cancelled", "c": "cancelled"})
 
 
 async def test_what_cannot_be_cancelled(store: Store) -> None:
     with pytest.raises(RunNotFound, match="no run 'r'"):
-        await ParallelRunner(Talker(), store=store).cancel_run("r")
+        await ParallelRunner(Talker(), store=store).runs.cancel("r")
     with pytest.raises(StoreRequired):
-        await ParallelRunner(Talker()).cancel_run("r")
+        await ParallelRunner(Talker()).runs.cancel("r")
     await interrupted(store)
     with pytest.raises(StoreError, match="planted"):
-        await ParallelRunner(Talker(), store=FaultyStore(store, on_write(lambda _: Fault.BEFORE))).cancel_run("r")
+        await ParallelRunner(Talker(), store=FaultyStore(store, on_write(lambda _: Fault.BEFORE))).runs.cancel("r")
     with pytest.raises(ValueError, match="cancel_grace must be 0 seconds or more, not -1"):
         ParallelRunner(Talker(), cancel_grace=-1)
 

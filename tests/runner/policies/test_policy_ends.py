@@ -54,7 +54,7 @@ async def test_a_damaged_result_of_a_run_that_its_policy_completed_is_asked_for_
     runner = ParallelRunner(talker(), store=store)
     await runner.run(DAG([Task("a", "a"), Task("b", "b", ["a"])]), "x", policy=policy)
     store.damaged = ["a"]
-    preview = await runner.preview_resume("x", retry_failed=True)
+    preview = await runner.runs.preview("x", retry_failed=True)
     assert preview.tasks["a"].action is ResumeAction.START_OVER
     result = await runner.resume("x", retry_failed=True, policy=policy)
     assert (result["a"].status, result["a"].attempts) == (TaskStatus.COMPLETED, 2)
@@ -116,7 +116,7 @@ def test_nor_does_a_resumed_run_wait_for_such_a_task_that_its_policy_cancels_at_
                 waits.discard(type(event))
                 if not waits:
                     run.stop()
-        await runner.answer("x", "b", "done", "so")
+        await runner.runs.settle("x", "b", "done", "so")
         began = clock.monotonic()
         result = await runner.resume("x", policy=policy)
         assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.CANCELLED)

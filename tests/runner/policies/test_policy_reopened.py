@@ -64,7 +64,7 @@ async def test_it_comes_to_its_end_all_the_same(completed: bool, retry_failed: b
         await interrupted(store)
         model = Model()
         runner = ParallelRunner(model, store=store)
-        foretold = await runner.preview_resume("r", retry_failed=retry_failed)
+        foretold = await runner.runs.preview("r", retry_failed=retry_failed)
         assert foretold.tasks["check.1"].action is ResumeAction.START_OVER
         result = await runner.resume("r", retry_failed=retry_failed)
         assert (result.status, result.error, model.prompts) == (RunStatus.COMPLETED, None, ["Check ok."])

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, PlaitError, Retry, RunService, RunStatus, Task, TaskStatus
+from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task, TaskStatus
 from plait.backends import ask
 from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
@@ -19,6 +19,7 @@ from plait.results import ResumeAction
 from plait.workflows import Decision, RunView
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, talker, tasks
+from tests.support.quick_runs import quick_runs
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 WIDE = DAG([Task("a", "a"), Task("b", "b"), Task("c", "c", ["a", "b"]), Task("d", "d", ["c"])])
@@ -117,20 +118,20 @@ async def test_a_service_begins_and_resumes_runs_with_a_policy(store: Store) -> 
         return Decision(add=tasks("late")) if run.ended == "b" else None
 
     failing = ParallelRunner(talker({"late": ValueError("no")}), store=store)
-    async with RunService(failing, poll=0.01) as runs:
-        run_id = await runs.create_run(WIDE, policy=Scripted(grows))
+    async with quick_runs(failing) as runs:
+        run_id = await runs.create(WIDE, policy=Scripted(grows))
         with pytest.raises(PolicyMissing, match="`start_run` or `resume_run`"):
-            await runs.start_run(run_id)
-        assert (await runs.get_run(run_id)).status is RunStatus.QUEUED
-        await runs.start_run(run_id, policy=Scripted(grows))
+            await runs.start(run_id)
+        assert (await runs.get(run_id)).status is RunStatus.QUEUED
+        await runs.start(run_id, policy=Scripted(grows))
         last = [event async for event in runs.events(run_id)][-1]
         assert last.kind == "run_failed"
-    async with RunService(ParallelRunner(talker(), store=store), poll=0.01) as runs:
+    async with quick_runs(ParallelRunner(talker(), store=store)) as runs:
         with pytest.raises(PolicyMissing):
-            await runs.resume_run(run_id, retry_failed=True)
-        await runs.resume_run(run_id, retry_failed=True, policy=Scripted(grows))
+            await runs.start(run_id, retry_failed=True)
+        await runs.start(run_id, retry_failed=True, policy=Scripted(grows))
         assert [event.kind async for event in runs.events(run_id, last.seq)][-1] == "run_completed"
-        assert (await runs.get_run(run_id)).tasks["late"].text == "<late>"
+        assert (await runs.get(run_id)).tasks["late"].text == "<late>"
 
 
 async def test_a_run_begun_without_one_goes_on_without(store: Store) -> None:
@@ -144,7 +145,7 @@ async def test_what_a_person_settles_is_an_end_too(store: Store) -> None:
     backend = Talker(lambda prompt, _: Reply("?", question=Question("how?")) if prompt == "c" else f"<{prompt}>")
     first = await ParallelRunner(backend, store=store).run(WIDE, policy=Scripted(counting))
     runner = ParallelRunner(talker(), store=store)
-    await runner.answer(first.run_id, "c", "done", "by hand")
+    await runner.runs.settle(first.run_id, "c", "done", "by hand")
     policy = Scripted(counting)
     result = await runner.resume(first.run_id, policy=policy)
     assert result.status is RunStatus.COMPLETED
@@ -202,7 +203,7 @@ async def test_an_answer_to_a_run_that_its_policy_failed_is_refused_unless_it_is
     with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume with retry_failed"):
         await runner.resume("r", answers={"q": "yes"}, policy=Scripted(enough))
     with pytest.raises(RunNotResumable, match=r"run r has failed \(enough\).* resume with retry_failed"):
-        await runner.answer_question("r", "q", "yes")
+        await runner.runs.answer("r", "q", "yes")
     assert await store.get_run("r") == before
     result = await runner.resume("r", answers={"q": "yes"}, policy=Scripted(enough), retry_failed=True)
     assert (result.status, result.text["q"]) == (RunStatus.COMPLETED, "got yes")
@@ -259,7 +260,7 @@ async def test_a_preview_knows_of_an_end_that_was_decided(
     policy = Scripted(by_end({"a": Decision(end=end)}))
     await ParallelRunner(work, store=Cut(store), clock=QuickClock()).run(ENDING, "r", policy=policy)
     runner = ParallelRunner(work, store=store, clock=QuickClock())
-    preview = await runner.preview_resume("r", retry_failed=retry_failed)
+    preview = await runner.runs.preview("r", retry_failed=retry_failed)
     result = await runner.resume("r", retry_failed=retry_failed, policy=Scripted())
     no = left if retry_failed else ResumeAction.KEEP
     wanted = {"asks": waits, "no": no, "a": ResumeAction.KEEP, "slow": left, "twice": waits, "last": left}

@@ -189,7 +189,7 @@ async def test_a_turn_that_said_an_answer_is_known_as_such(world: World) -> None
     async with world.opened_store() as store:
         waiting = await ParallelRunner(world.backend, store=store).run(world.dag(), RUN)
         assert waiting.status is RunStatus.WAITING_INPUT
-        await ParallelRunner(store=store).answer_question(RUN, "a", "Rome [[until go]]")
+        await ParallelRunner(store=store).runs.answer(RUN, "a", "Rome [[until go]]")
     await world.killed(2)
     world.backend.requests.clear()
     result, _ = await resumed(world, allow_once_adopted(world, "go"))

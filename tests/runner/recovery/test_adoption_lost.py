@@ -55,10 +55,10 @@ async def test_it_is_followed_where_it_went_on(home: Home, ended: bool) -> None:
             (home.path / "go").touch()
         runner = ParallelRunner(home.acp(), store=store)
         expected = "has finished" if ended else "is still running"
-        step = (await runner.preview_resume("r")).tasks["c"]
+        step = (await runner.runs.preview("r")).tasks["c"]
         with anyio.fail_after(30):
             while expected not in step.reason:
-                step = (await runner.preview_resume("r")).tasks["c"]
+                step = (await runner.runs.preview("r")).tasks["c"]
         assert step.action is ResumeAction.ADOPT
         async with runner.start_resume("r") as run:
             async for event in run.events():

@@ -103,7 +103,7 @@ async def test_at_most_once_stays_at_work_whatever_becomes_of_what_it_began_with
     async with world.store() as store:
         runner = ParallelRunner(world.backend, store=store)
         for retries in (False, True):
-            preview = await runner.preview_resume(RUN, retry_failed=retries)
+            preview = await runner.runs.preview(RUN, retry_failed=retries)
             assert preview.tasks["pay"].action is ResumeAction.ADOPT
         world.allow("go")
         result = await runner.resume(RUN, retry_failed=True)

@@ -56,7 +56,7 @@ async def test_agents_outlive_their_runner_and_their_host_processes(world: Hosts
         world.kill_hosts()
     assert len(world.alive()) == COUNT
     async with world.store() as store:
-        foretold = await world.runner(store).preview_resume(RUN)
+        foretold = await world.runner(store).runs.preview(RUN)
         assert {step.action for step in foretold.tasks.values()} == {ResumeAction.ADOPT}
         assert "was placed on m" in foretold.tasks["t0"].reason
     await resumed(world)
@@ -262,7 +262,7 @@ async def test_a_cancelled_run_leaves_no_files_of_attempts_that_had_ended(tmp_pa
         runner = world.runner(store)
         assert (await runner.run(world.dag(), RUN)).status is RunStatus.WAITING_INPUT
         assert len(kept_files(world)) == 2
-        assert await runner.cancel_run(RUN) is RunStatus.CANCELLED
+        assert await runner.runs.cancel(RUN) is RunStatus.CANCELLED
     await world.until(lambda: not kept_files(world))
 
 

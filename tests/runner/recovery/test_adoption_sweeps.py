@@ -64,7 +64,7 @@ async def test_cancelling_a_dead_owners_run_ends_what_it_left(world: World) -> N
     await world.killed(1)
     assert len(world.alive()) == 2
     async with world.store() as store:
-        assert await ParallelRunner(store=store).cancel_run(RUN) is RunStatus.CANCELLED
+        assert await ParallelRunner(store=store).runs.cancel(RUN) is RunStatus.CANCELLED
     assert world.alive() == []
 
 
@@ -76,7 +76,7 @@ async def test_a_run_that_was_to_be_cancelled_is_left_by_all(world: World) -> No
         assert record is not None
         await store.send(RUN, cancel_note(record, "2026-11-22T00:00:00.000Z"))
         runner = ParallelRunner(world.backend, store=store)
-        assert (await runner.preview_resume(RUN)).tasks["a"].action is ResumeAction.CANCEL
+        assert (await runner.runs.preview(RUN)).tasks["a"].action is ResumeAction.CANCEL
         assert (await runner.resume(RUN)).status is RunStatus.CANCELLED
     assert (world.alive(), world.backend.requests) == ([], [])
 
@@ -90,9 +90,9 @@ async def test_who_settles_one_task_leaves_the_others_at_work(world: World) -> N
         with pytest.raises(
             PlaitError, match=r"task 'a' of run r needs no answer: the agent is still running \(outliver, pid"
         ):
-            await runner.answer(RUN, "a", "done", "it is")
+            await runner.runs.settle(RUN, "a", "done", "it is")
         world.kill_turn(number)
-        await runner.answer(RUN, "a", "done", "it is")
+        await runner.runs.settle(RUN, "a", "done", "it is")
         assert world.alive() == [world.turns[1 - number]["pid"]]
         record = await store.get_run(RUN)
         assert record is not None and record.owner is None
@@ -107,7 +107,7 @@ async def test_who_answers_a_question_leaves_the_others_at_work(world: World) ->
     await world.killed(2, asked="a")
     async with world.store() as store:
         runner = ParallelRunner(world.backend, store=store)
-        assert await runner.answer_question(RUN, "a", "Rome")
+        assert await runner.runs.answer(RUN, "a", "Rome")
         (pid,) = world.alive()
         world.allow("go")
         assert (await runner.resume(RUN)).text == {"a": "re: Rome", "b": "re: other"}
@@ -122,7 +122,7 @@ async def test_a_persons_turn_that_was_killed_is_nobodys(world: World) -> None:
     await world.until(lambda: len(world.strays) == 1)
     assert len(world.alive()) == 3
     async with world.store() as store:
-        reply = await ParallelRunner(world.backend, store=store).continue_task(RUN, "a", "still there?")
+        reply = await ParallelRunner(world.backend, store=store).runs.continue_task(RUN, "a", "still there?")
         assert reply.text == "re: still there?"
         assert len(world.alive()) == 1  # b's, which is to be adopted
         world.allow("go")
@@ -168,7 +168,7 @@ async def test_an_owner_that_may_wake_keeps_no_child(world: World) -> None:
         claim = RunClaimed("2026-01-01T00:00:00.000Z", asleep, 1.0)
         await store.write(Batch(RUN, record.epoch, record.last_seq + 1, (claim,)))
         runner = ParallelRunner(world.backend, store=store, lease=0.3)
-        actions = {name: step.action for name, step in (await runner.preview_resume(RUN)).tasks.items()}
+        actions = {name: step.action for name, step in (await runner.runs.preview(RUN)).tasks.items()}
         assert actions == {"a": ResumeAction.CONTINUE, "b": ResumeAction.ADOPT}
         result = await runner.resume(RUN)
     assert result.text == {"a": "went on with work", "b": "re: other"}
@@ -185,7 +185,7 @@ async def test_what_a_backend_cannot_tell_is_as_nothing(world: World) -> None:
     world.allow("go")
     async with world.store() as store:
         runner = ParallelRunner(Confused(world.folder), store=store)
-        assert (await runner.preview_resume(RUN)).tasks["a"].action is ResumeAction.CONTINUE
+        assert (await runner.runs.preview(RUN)).tasks["a"].action is ResumeAction.CONTINUE
         assert (await runner.resume(RUN)).text["a"] == "went on with work"
     assert world.alive() == []
 

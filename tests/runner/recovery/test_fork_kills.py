@@ -44,8 +44,8 @@ async def main():
         if sys.argv[1] == "first":
             await runner.run(dag(), "first")
         elif sys.argv[1] == "fork":
-            fork = await runner.fork("first", "e", results={"d": "mine"})
-            async with runner.start_fork(fork):
+            fork = await runner.runs.fork("first", "e", results={"d": "mine"})
+            async with runner.runs.start_fork(fork):
                 pass
         else:
             if sys.argv[1] == "orphan":

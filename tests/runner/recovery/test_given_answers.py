@@ -51,11 +51,11 @@ async def waiting(store: Store, dag: DAG = LATE, clock: Still | None = None, **h
 async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -> None:
     run_id = (await waiting(store)).run_id
     other = ParallelRunner(store=store)  # which has no backend, and needs none
-    assert await other.answer_question(run_id, "a", "yes") is True
+    assert await other.runs.answer(run_id, "a", "yes") is True
     assert await other.questions(run_id) == []
     with pytest.raises(AnswerConflict, match="the last question was answered by person"):
-        await other.answer_question(run_id, "a", "no")
-    preview = await other.preview_resume(run_id)
+        await other.runs.answer(run_id, "a", "no")
+    preview = await other.runs.preview(run_id)
     assert (preview.tasks["a"].action, preview.repeats) == (ResumeAction.START_OVER, ())
     assert preview.tasks["a"].reason == "the question is answered, and the task's code runs again from the start"
     result = await ParallelRunner(asks(), store=store).resume(run_id)
@@ -93,22 +93,22 @@ async def test_a_deadline_passes_while_no_process_is_alive(store: Store, default
     clock = Still()
     run_id = (await waiting(store, clock=clock, default=default, deadline=60)).run_id
     runner = ParallelRunner(asks(), store=store, clock=clock)
-    before = await runner.preview_resume(run_id)
+    before = await runner.runs.preview(run_id)
     clock.now += 61
-    after = await runner.preview_resume(run_id)
+    after = await runner.runs.preview(run_id)
     said = (
         "so the default answer is used, and the task's code runs again from the start"
         if default
         else "no answer by the"
     )
     assert said in after.tasks["a"].reason
-    for call in (runner.answer_question(run_id, "a", "yes"), runner.resume(run_id, answers={"a": "yes"})):
+    for call in (runner.runs.answer(run_id, "a", "yes"), runner.resume(run_id, answers={"a": "yes"})):
         became = "the default answer was used" if default else "the task failed"
         with pytest.raises(AnswerConflict, match=rf"task 'a' of run {run_id} had to be answered by 2027-.*Z; {became}"):
             await call
     for how in ("done", "fail"):
         with pytest.raises(AnswerConflict, match=f"task 'a' of run {run_id} had to be answered by"):
-            await runner.answer(run_id, "a", how, "x")
+            await runner.runs.settle(run_id, "a", how, "x")
     result = await runner.resume(run_id)
     wanted = ResumeAction.FAIL if default is None else ResumeAction.START_OVER
     assert (before.tasks["a"].action, after.tasks["a"].action) == (ResumeAction.ASK, wanted)
@@ -144,7 +144,7 @@ async def test_answered_in_time_is_in_time_however_late_the_run_goes_on(store: S
     clock = Still()
     run_id = (await waiting(store, clock=clock, default="later", deadline=60)).run_id
     clock.now += 59
-    await ParallelRunner(store=store, clock=clock).answer_question(run_id, "a", "yes")
+    await ParallelRunner(store=store, clock=clock).runs.answer(run_id, "a", "yes")
     clock.now += 1000
     assert (await ParallelRunner(asks(), store=store, clock=clock).resume(run_id)).text["b"] == "so yes"
 
@@ -160,16 +160,16 @@ async def test_the_first_note_that_fits_counts(store: Store, caplog: pytest.LogC
         await store.send(run_id, note(value))
     runner = ParallelRunner(asks(schema={"type": "integer"}), store=store)
     with caplog.at_level(logging.WARNING):
-        assert await runner.questions(run_id) == []
+        assert await runner.runs.questions(run_id) == []
     (refused,) = [cast("dict[str, str]", record.msg) for record in caplog.records]
     assert (refused["event"], refused["run"], refused["task"]) == ("answer_refused", run_id, "a")
     assert '"three" is not of type "integer"' in refused["error"]
-    for call in (runner.answer_question(run_id, "a", 6), runner.resume(run_id, answers={"a": 6})):
+    for call in (runner.runs.answer(run_id, "a", 6), runner.resume(run_id, answers={"a": 6})):
         with pytest.raises(AnswerConflict, match="has an earlier answer; this one was not used"):
             await call
     with pytest.raises(AnswerConflict, match="has an earlier answer"):
-        await runner.answer(run_id, "a", "done", "6")
-    assert (await runner.preview_resume(run_id)).tasks["a"].action is ResumeAction.START_OVER
+        await runner.runs.settle(run_id, "a", "done", "6")
+    assert (await runner.runs.preview(run_id)).tasks["a"].action is ResumeAction.START_OVER
     assert (await runner.resume(run_id)).text["b"] == "so 4"
 
 
@@ -187,16 +187,16 @@ async def test_a_note_sent_at_the_deadline_counts_before_the_default(store: Stor
     clock = Still()
     run_id = (await waiting(store, clock=clock, default=default, deadline=60)).run_id
     runner = ParallelRunner(asks(), store=store, clock=clock)
-    (question,) = await runner.questions(run_id)
+    (question,) = await runner.runs.questions(run_id)
     await store.send(run_id, note("yes", question.deadline_at or ""))
     clock.now += 1000
-    assert await runner.questions(run_id) == []
-    assert (await runner.preview_resume(run_id)).tasks["a"].action is ResumeAction.START_OVER
+    assert await runner.runs.questions(run_id) == []
+    assert (await runner.runs.preview(run_id)).tasks["a"].action is ResumeAction.START_OVER
     refused = f"the question of task 'a' of run {run_id} has an earlier answer; this one was not used"
     for call in (
-        runner.answer_question(run_id, "a", "no"),
+        runner.runs.answer(run_id, "a", "no"),
         runner.resume(run_id, answers={"a": "no"}),
-        runner.answer(run_id, "a", "done", "no"),
+        runner.runs.settle(run_id, "a", "done", "no"),
     ):
         with pytest.raises(AnswerConflict, match=refused):
             await call
@@ -211,7 +211,7 @@ async def test_a_default_may_be_false_or_zero(store: Store, default: object, sai
     clock.now += 61
     runner = ParallelRunner(asks(schema=schema), store=store, clock=clock)
     with pytest.raises(AnswerConflict, match="the default answer was used"):
-        await runner.answer_question(run_id, "a", True)
+        await runner.runs.answer(run_id, "a", True)
     assert (await runner.resume(run_id)).text["b"].lower() == said
 
 
@@ -241,7 +241,7 @@ async def test_two_answer_at_once_and_one_of_them_is_first(store: Store) -> None
 
     async def answer(value: str) -> None:
         try:
-            outcomes[value] = await ParallelRunner(store=store).answer_question(run_id, "a", value)
+            outcomes[value] = await ParallelRunner(store=store).runs.answer(run_id, "a", value)
         except AnswerConflict as error:
             outcomes[value] = error
 
@@ -265,7 +265,7 @@ async def main(path, value):
         print("ready", flush=True)
         sys.stdin.readline()
         try:
-            print(await ParallelRunner(store=store).answer_question(run_id, "a", value))
+            print(await ParallelRunner(store=store).runs.answer(run_id, "a", value))
         except AnswerConflict:
             print("conflict")
 
@@ -300,10 +300,10 @@ async def test_two_processes_answer_at_once_and_one_of_them_is_first(tmp_path: P
 async def test_a_run_is_cancelled_while_it_waits(store: Store) -> None:
     run_id = (await waiting(store)).run_id
     runner = ParallelRunner(asks(), store=store)
-    assert await runner.cancel_run(run_id) is RunStatus.CANCELLED
-    assert await runner.questions(run_id) == []
+    assert await runner.runs.cancel(run_id) is RunStatus.CANCELLED
+    assert await runner.runs.questions(run_id) == []
     with pytest.raises(AnswerConflict, match="is cancelled and has no open question"):
-        await runner.answer_question(run_id, "a", "yes")
+        await runner.runs.answer(run_id, "a", "yes")
     with pytest.raises(AnswerConflict, match="is cancelled and has no open question"):
         await runner.resume(run_id, answers={"a": "yes"})
     with pytest.raises(RunNotResumable):
@@ -315,8 +315,8 @@ async def test_many_questions_are_answered_in_any_order(store: Store) -> None:
     dag = DAG([Task(f"t{n}", "late") for n in range(5)])
     run_id = (await waiting(store, dag)).run_id
     runner = ParallelRunner(asks(), store=store)
-    assert [one.task_id for one in await runner.questions(run_id)] == ["t0", "t1", "t2", "t3", "t4"]
-    await runner.answer_question(run_id, "t3", "three")
+    assert [one.task_id for one in await runner.runs.questions(run_id)] == ["t0", "t1", "t2", "t3", "t4"]
+    await runner.runs.answer(run_id, "t3", "three")
     result = await runner.resume(run_id, answers={"t1": "one", "t4": "four"})
     assert (result.status, result.waiting, dict(result.text)) == (
         RunStatus.WAITING_INPUT,
@@ -347,11 +347,11 @@ async def test_a_person_is_told_how_to_settle_a_task_that_asked_nothing() -> Non
     async with runner.start(DAG([Task("pay", "x", at_most_once=True)])) as run:
         await called.wait()
         run.stop()
-    assert await runner.questions(run.run_id) == []
+    assert await runner.runs.questions(run.run_id) == []
     with pytest.raises(
         PlaitError, match="has no question of its own: settle the task with --done TEXT, --again or --fail"
     ):
-        await runner.answer_question(run.run_id, "pay", "yes")
+        await runner.runs.answer(run.run_id, "pay", "yes")
 
 
 async def test_the_same_holds_for_a_conversation(store: Store) -> None:
@@ -367,7 +367,7 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     runner = ParallelRunner(talker, store=store, clock=clock)
     run_id = (await runner.run(LATE)).run_id
     clock.now += 61
-    step = (await runner.preview_resume(run_id)).tasks["a"]
+    step = (await runner.runs.preview(run_id)).tasks["a"]
     reason = "no answer by the deadline, so the default answer is used"
     assert (step.action, step.repeats, step.reason) == (ResumeAction.CONTINUE, False, reason)
     result = await runner.resume(run_id)
@@ -396,7 +396,7 @@ async def test_a_question_answered_while_the_resume_runs_continues_as_it_was_ask
     async with runner.start_resume("r") as run:
         async for event in run.events():
             if isinstance(event, TaskStarted) and event.task_id == "hold":
-                assert await runner.answer_question("r", "a", "yes")
+                assert await runner.runs.answer("r", "a", "yes")
                 work.release()
         result = await run.result()
     assert result.text == {"a": "re: yes" if way == "reply" else "yes", "hold": "hold"}

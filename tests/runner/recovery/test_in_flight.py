@@ -97,7 +97,7 @@ async def test_at_most_once_waits_for_a_person_and_the_rest_goes_on(store: Store
     await die(store, Dying(hangs_on("pay", "other")), ONCE)
     backend = Talker()
     runner = ParallelRunner(backend, store=store)
-    preview = await runner.preview_resume("r")
+    preview = await runner.runs.preview("r")
     assert {k: v.action for k, v in preview.tasks.items()} == {
         "pay": ResumeAction.ASK,
         "tell": ResumeAction.BLOCKED,
@@ -126,9 +126,9 @@ async def test_answers(store: Store, how, text, prompts, status, resumed: bool) 
     runner = ParallelRunner(backend, store=store)
     if resumed:
         await runner.resume("r")
-    await runner.answer("r", "pay", how, text)
+    await runner.runs.settle("r", "pay", how, text)
     with pytest.raises(PlaitError, match="does not wait for an answer"):
-        await runner.answer("r", "pay", how, text)
+        await runner.runs.settle("r", "pay", how, text)
     result = await runner.resume("r")
     assert (result.status, backend.prompts) == (status, prompts)
     if how == "fail":
@@ -145,14 +145,14 @@ async def test_an_answer_has_to_fit_the_schema(store: Store) -> None:
     runner = ParallelRunner(Talker(), store=store)
     for text in ("nothing", "{}"):
         with pytest.raises(PlaitError, match="does not fit the output_schema of task 'pay'"):
-            await runner.answer("r", "pay", "done", text)
-    await runner.answer("r", "pay", "done", '{"id": 7}')
+            await runner.runs.settle("r", "pay", "done", text)
+    await runner.runs.settle("r", "pay", "done", '{"id": 7}')
     assert (await runner.resume("r"))["pay"].data == {"id": 7}
 
 
 async def test_a_task_is_settled_in_one_of_three_ways_and_no_other() -> None:
     with pytest.raises(ValueError, match="'done', 'again' or 'fail', not 'failed'"):
-        await ParallelRunner(Talker(), store=MemoryStore()).answer("r", "pay", "failed", "declined")  # type: ignore[arg-type]
+        await ParallelRunner(Talker(), store=MemoryStore()).runs.settle("r", "pay", "failed", "declined")  # type: ignore[arg-type]
 
 
 async def test_at_most_once_is_neither_retried_nor_lost_at_a_stop(store: Store) -> None:
@@ -204,11 +204,11 @@ async def die_often(store: Store, times: int, *, beside: tuple[str, ...] = (), d
 async def test_after_ten_deaths_a_person_is_asked(store: Store, how: Literal["again", "fail"]) -> None:
     await die_often(store, 1, beside=("long",))
     await die_often(store, 8, dag=None)
-    assert (await ParallelRunner(Talker(), store=store).preview_resume("r")).tasks["bad"].action is not ResumeAction.ASK
+    assert (await ParallelRunner(Talker(), store=store).runs.preview("r")).tasks["bad"].action is not ResumeAction.ASK
     await die_often(store, 1, dag=None)
     backend = Talker()
     runner = ParallelRunner(backend, store=store)
-    assert (await runner.preview_resume("r")).tasks["bad"].action is ResumeAction.ASK
+    assert (await runner.runs.preview("r")).tasks["bad"].action is ResumeAction.ASK
     result = await runner.resume("r")
     assert (result.status, result.waiting, result["good"].status) == (
         RunStatus.WAITING_INPUT,
@@ -217,7 +217,7 @@ async def test_after_ten_deaths_a_person_is_asked(store: Store, how: Literal["ag
     )
     assert "died 10 times during this task" in (result["bad"].question or "")
     assert [task.crashes for task in await store.list_tasks("r")][:2] == [10, 1]
-    await runner.answer("r", "bad", how, "it kills")
+    await runner.runs.settle("r", "bad", how, "it kills")
     result = await runner.resume("r")
     if how == "again":
         assert (result.status, backend.prompts[-2:]) == (RunStatus.COMPLETED, ["bad", "after re: bad"])
@@ -228,17 +228,17 @@ async def test_after_ten_deaths_a_person_is_asked(store: Store, how: Literal["ag
 async def test_a_person_may_answer_before_any_resume(store: Store) -> None:
     await die_often(store, 10)
     runner = ParallelRunner(Talker(), store=store)
-    await runner.answer("r", "bad", "again")
+    await runner.runs.settle("r", "bad", "again")
     assert (await store.list_tasks("r"))[0].crashes == 10
     assert (await runner.resume("r")).status is RunStatus.COMPLETED
 
 
 async def test_after_an_answer_ten_further_deaths_ask_again(store: Store) -> None:
     await die_often(store, 10)
-    await ParallelRunner(Talker(), store=store).answer("r", "bad", "again")
+    await ParallelRunner(Talker(), store=store).runs.settle("r", "bad", "again")
     await die_often(store, 1, dag=None)
     runner = ParallelRunner(Talker(), store=store, clock=QuickClock())
-    assert (await runner.preview_resume("r")).tasks["bad"].reason.endswith("; starts within 2 s")
+    assert (await runner.runs.preview("r")).tasks["bad"].reason.endswith("; starts within 2 s")
     await die_often(store, 9, dag=None)
     assert (await runner.resume("r")).waiting == ("bad",)
 
@@ -249,7 +249,7 @@ async def test_the_delay_doubles_with_each_death_up_to_a_minute(store: Store) ->
     for _ in range(9):
         await die_often(store, 1, dag=dag)
         dag = None
-        step = (await ParallelRunner(Talker(), store=store).preview_resume("r")).tasks["bad"]
+        step = (await ParallelRunner(Talker(), store=store).runs.preview("r")).tasks["bad"]
         foretold.append(step.reason.partition("; starts within ")[2])
     assert foretold == ["2 s", "4 s", "8 s", "16 s", "32 s", "60 s", "60 s", "60 s", "60 s"]
     clock = QuickClock()
@@ -284,7 +284,7 @@ async def test_a_stop_during_the_delay_does_not_shorten_it(store: Store) -> None
     [record, *_] = await store.list_tasks("r")
     assert (record.status, record.crashes, record.attempt) == ("pending", 5, 5)
     runner = ParallelRunner(Talker(), store=store, clock=clock)
-    assert "not before" in (await runner.preview_resume("r")).tasks["bad"].reason
+    assert "not before" in (await runner.runs.preview("r")).tasks["bad"].reason
     began = clock.monotonic()
     async with runner.start_resume("r") as run:
         told = [event async for event in run.events() if isinstance(event, events.TaskInterrupted)]
@@ -357,5 +357,5 @@ async def test_what_nobody_can_know_any_more_is_not_stored_as_asked(tmp_path) ->
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(attempts_of("a", "text = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
-        await ParallelRunner(Talker(), store=store).answer("r", "pay", "done", "ok")
+        await ParallelRunner(Talker(), store=store).runs.settle("r", "pay", "done", "ok")
         assert [m.content for m in await store.list_messages("r", "pay")] == ["ok"]

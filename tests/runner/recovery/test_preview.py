@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plait import DAG, FailureMode, ParallelRunner, Retry, RunService, RunStatus, Task, TaskStatus
+from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends.backend_protocol import ConversationRequest, DetachedTurn, Files
 from plait.errors import BackendError, ErrorKind, RunOwned
 from plait.persistence import MemoryStore, Store
@@ -133,7 +133,7 @@ async def check(seed: int) -> bool:
     remains = remains_of(rng, list(before.values()), took_up)
     backend = Noting(remains)
     runner = ParallelRunner(backend, store=store, concurrency=1, clock=QuickClock())
-    preview = await runner.preview_resume("r", retry_failed=retry_failed)
+    preview = await runner.runs.preview("r", retry_failed=retry_failed)
     assert [task.status for task in await store.list_tasks("r")] == [task.status for task in before.values()]
     result = await runner.resume("r", retry_failed=retry_failed)
     for task_id, step in preview.tasks.items():
@@ -183,7 +183,7 @@ async def test_what_is_foretold_is_what_happens() -> None:
 async def test_the_estimate_counts_prompt_and_history(store: Store) -> None:
     dag = DAG([Task("a", prompt="x" * 36), Task("b", prompt="y" * 60, continues="a")])
     await die(store, Dying(lambda prompt: prompt.startswith("y")), dag)
-    preview = await ParallelRunner(Talker(), store=store).preview_resume("r")
+    preview = await ParallelRunner(Talker(), store=store).runs.preview("r")
     assert [step.task_id for step in preview.repeats] == ["b"]
     assert preview.repeated_input_tokens == (60 + 36 + len("re: ") + 36) // 4
 
@@ -191,16 +191,16 @@ async def test_the_estimate_counts_prompt_and_history(store: Store) -> None:
 async def test_a_preview_of_a_run_that_is_over_or_owned(store: Store) -> None:
     runner = ParallelRunner(Talker(), store=store)
     await runner.run(DAG([Task("a", prompt="a")]), "done")
-    preview = await runner.preview_resume("done")
+    preview = await runner.runs.preview("done")
     assert (preview.ended, preview.status, preview.runs) == (True, RunStatus.COMPLETED, 0)
     backend = Dying(lambda _: True)
     async with ParallelRunner(backend, store=store).start(DAG([Task("a", prompt="a")]), "live") as run:
         async for event in run.events():
             if event.kind == "task_started":
                 with pytest.raises(RunOwned, match="is being run by process"):
-                    await runner.preview_resume("live")
+                    await runner.runs.preview("live")
                 run.stop()
-    left = await runner.preview_resume("live")
-    seen = await RunService(runner).get_run("live")
+    left = await runner.runs.preview("live")
+    seen = await runner.runs.get("live")
     assert (left.ended, left.status, left.runs) == (False, RunStatus.INTERRUPTED, 1)
     assert seen.status is left.status

@@ -120,7 +120,7 @@ async def test_a_run_that_is_stored_in_another_format_is_refused(
     before, backend = await whole(store, "r"), Talker()
     runner = ParallelRunner(backend, store=store)
     refused = re.escape(f"run 'r' was stored by {said}") + "$"
-    for call in (runner.resume, runner.preview_resume, partial(runner.continue_task, task_id="a", message="more")):
+    for call in (runner.resume, runner.runs.preview, partial(runner.runs.continue_task, task_id="a", message="more")):
         with pytest.raises(StoreError, match=refused):
             await call("r")
     with pytest.raises(StoreError, match=refused):

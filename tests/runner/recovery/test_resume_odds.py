@@ -47,7 +47,7 @@ async def test_a_damaged_message_harms_only_those_who_continue_it(tmp_path: Path
     tamper(path, attempts_of("a", "prompt = 'tampered'"))
     async with SQLiteStore(path, mode="existing") as store:
         runner = ParallelRunner(Talker(), store=store)
-        preview = await runner.preview_resume("r", retry_failed=retry_failed)
+        preview = await runner.runs.preview("r", retry_failed=retry_failed)
         result = await runner.resume("r", retry_failed=retry_failed)
     to_run = {
         name for name, step in preview.tasks.items() if step.action in {ResumeAction.START_OVER, ResumeAction.CONTINUE}
@@ -82,7 +82,7 @@ async def test_a_reopened_task_begins_a_new_conversation(tmp_path: Path) -> None
         only_the_claim = FaultyStore(store, on_write(lambda n: None if n == 1 else Fault.BEFORE))
         runner = ParallelRunner(Talker(own_ids=True), store=only_the_claim, clock=QuickClock())
         await runner.resume("r", retry_failed=True)
-        preview = await ParallelRunner(Talker(), store=store).preview_resume("r")
+        preview = await ParallelRunner(Talker(), store=store).runs.preview("r")
     assert preview.tasks["a"].action is ResumeAction.START_OVER
 
 
@@ -94,7 +94,7 @@ async def test_what_a_person_says_confirms_no_session(store: Store) -> None:
     dag = DAG([Task("a", prompt="one", retry=Retry(base_delay=0))])
     await die(store, Dying(lambda _: next(tries), answer=failing), dag)
     forking = Talker(lambda prompt, _: Reply(f"re: {prompt}", session_id="forked"))
-    await ParallelRunner(forking, store=store).continue_task("r", "a", "hello?")
+    await ParallelRunner(forking, store=store).runs.continue_task("r", "a", "hello?")
     backend = Talker()
     await ParallelRunner(backend, store=store).resume("r")
     assert backend.prompts == ["one"]

@@ -94,7 +94,7 @@ async def test_a_policy_does_not_decide_on_a_damaged_result(tmp_path: Path, task
     calls = list[str]()
     async with SQLiteStore(path, mode="existing") as store:
         runner = ParallelRunner(backends=Team(calls.append).backends, default="executor", store=store)
-        for call in (runner.preview_resume, runner.resume):
+        for call in (runner.runs.preview, runner.resume):
             with pytest.raises(RunNotResumable, match=f"task '{task_id}' .*policy would decide without the result"):
                 await call("r")
         assert calls == []

@@ -205,7 +205,7 @@ async def test_a_resume_after_such_an_end_asks_nobody(end: Any) -> None:
     await ParallelRunner(work, store=Cut(store), clock=QuickClock()).run(dag, "r", policy=policy)
     assert [task.status for task in await store.list_tasks("r")] == ["completed", "running"]
     runner = ParallelRunner(backend, store=store, clock=QuickClock())
-    preview = await runner.preview_resume("r")
+    preview = await runner.runs.preview("r")
     result = await runner.resume("r", policy=Scripted())
     assert preview.tasks["slow"].action is (ResumeAction.CANCEL if end is RunStatus.COMPLETED else ResumeAction.BLOCKED)
     assert (result.status, backend.requests) == (end, [])

@@ -13,12 +13,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait import DAG, ParallelRunner, Retry, RunResult, RunService, RunStatus, Task, events
+from plait import DAG, ParallelRunner, Retry, RunResult, RunStatus, Task, events
 from plait.backends import ask
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner.state.run_state import PATIENCE
 from tests.support.fakes import QuickClock, Talker
+from tests.support.quick_runs import quick_runs
 from tests.support.sharing import COMPLETED, Meter, chain, run_all, wide
 
 
@@ -195,7 +196,7 @@ async def test_whatever_happens_all_places_come_back(seed: int, shared: bool) ->
     meters["one"].most = 0
     assert await run_all(runner, [wide("after", 40, "one")]) in ([COMPLETED], [RunStatus.FAILED])
     assert meters["one"].most == 5, "nothing keeps the backend narrow"
-    slots = runner.config.slot_pool()
+    slots = runner.runs.options.slot_pool()
     assert (slots.taken, slots.slots("one").taken, slots.slots("two").taken) == (0, 0, 0)
     assert not slots.accounts, "all runs have left"
     assert not slots.account_of("one").runs
@@ -215,9 +216,9 @@ async def test_resumed_runs_keep_to_the_limits_as_well(sqlite_store: SQLiteStore
     meter = Meter()
     runner = ParallelRunner(meter, store=sqlite_store, concurrency=2, shared_limits=True)
     with anyio.fail_after(30):
-        async with RunService(runner, poll=0.01) as service:
+        async with quick_runs(runner) as service:
             for name in "abc":
-                await service.resume_run(name)
+                await service.start(name)
             for name in "abc":
                 assert [event.kind async for event in service.events(name)][-1] == "run_completed"
     assert (meter.most, len(meter.order)) == (2, 18)
@@ -275,17 +276,17 @@ async def test_an_answer_that_comes_while_others_have_all_places_is_not_lost(sto
 
     runner = ParallelRunner(body, store=store, concurrency=1, shared_limits=True)
     asking = DAG([Task("a", prompt="asks"), Task("b", prompt="b", depends_on=["a"])])
-    async with RunService(runner, poll=0.01) as service:
-        asks = await service.create_run(asking)
-        await service.start_run(asks)
+    async with quick_runs(runner) as service:
+        asks = await service.create(asking)
+        await service.start(asks)
         async for event in service.events(asks):
             if event.kind == "run_waiting_input":
                 break
-        holds = await service.create_run(wide("hold", 1))
-        await service.start_run(holds)
-        await service.resume_run(asks, {"a": "yes"})
+        holds = await service.create(wide("hold", 1))
+        await service.start(holds)
+        await service.start(asks, {"a": "yes"})
         await anyio.wait_all_tasks_blocked()
-        assert (await service.get_run(asks)).status is RunStatus.RUNNING, "not over, though nothing of it runs"
+        assert (await service.get(asks)).status is RunStatus.RUNNING, "not over, though nothing of it runs"
         go.set()
         with anyio.fail_after(10):
             assert [event.kind async for event in service.events(asks)][-1] == "run_completed"

@@ -17,7 +17,6 @@ from anyio.abc import SocketStream
 
 from plait.backends import FunctionBackend
 from plait.persistence import MemoryStore
-from plait.runner.client.runs import RunService
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.serving import connections
 from plait.runner.serving.http_routes import ServedRuns
@@ -172,7 +171,7 @@ async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[int]:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     runner = ParallelRunner(FunctionBackend(str.upper), store=MemoryStore())
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        async with RunService(runner) as service, anyio.create_task_group() as beside:
+        async with runner.runs as service, anyio.create_task_group() as beside:
             server = ApiServer(ServedRuns(service, (), {}), listening, "token")
             beside.start_soon(server.serve)
             yield listening.getsockname()[1]

@@ -14,13 +14,14 @@ import fastapi.routing
 import httpx
 import pytest
 
-from plait import DAG, ParallelRunner, RunService, Task
+from plait import DAG, ParallelRunner, Runs, Task
 from plait.errors import PlanError
 from plait.persistence import MemoryStore, Store
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
 from plait.runner.serving.posted_plan import posted_plan
 from tests.support.fakes import Talker
+from tests.support.quick_runs import quick_runs
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 JSON = {"content-type": "application/json"}
@@ -97,7 +98,7 @@ def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
-    async with RunService(ParallelRunner(Talker(), store=store), poll=0.01) as service:
+    async with quick_runs(ParallelRunner(Talker(), store=store)) as service:
         app = make_app(ServedRuns(service, ["default"], {}))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
@@ -181,7 +182,7 @@ async def test_a_bug_tells_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) ->
     async def broken(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(RunService, "list_runs", broken)
+    monkeypatch.setattr(Runs, "list", broken)
     async with application(MemoryStore()) as client:
         answer = await client.get("/api/runs")
     assert (answer.status_code, answer.json()["error"]["kind"], "secret" in answer.text) == (500, "internal", False)
@@ -207,9 +208,9 @@ async def test_a_stream_beats_while_nothing_happens_and_ends_with_the_server(mon
         if sent.count(b": ping\n\n") == 3:
             served.stopping.set()
 
-    async with RunService(ParallelRunner(Talker(), store=MemoryStore())) as service:
+    async with ParallelRunner(Talker(), store=MemoryStore()).runs as service:
         served = ServedRuns(service, ["default"], {})
-        run_id = await service.create_run(DAG([Task("a", prompt="a")]))
+        run_id = await service.create(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(10):
             await stream(served, run_id, receive, send)
     told = [text for text in sent if text != b": ping\n\n"]
@@ -226,8 +227,8 @@ async def test_a_stream_ends_with_its_client() -> None:
     async def send(_message: Any) -> None:
         pass
 
-    async with RunService(ParallelRunner(Talker(), store=MemoryStore())) as service:
-        run_id = await service.create_run(DAG([Task("a", prompt="a")]))
+    async with ParallelRunner(Talker(), store=MemoryStore()).runs as service:
+        run_id = await service.create(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(10):
             await stream(ServedRuns(service, [], {}), run_id, receive, send)
 
@@ -244,7 +245,7 @@ async def test_a_long_history_is_told_to_nobody_who_has_left() -> None:
         began.set()
 
     runner = ParallelRunner(Talker(), store=MemoryStore())
-    async with RunService(runner) as service:
+    async with runner.runs as service:
         run = await runner.run(DAG([Task(f"t{number}", prompt="a") for number in range(200)]))
         await stream(ServedRuns(service, [], {}), run.run_id, receive, send)
     assert len(sent) < 20
@@ -266,8 +267,8 @@ async def test_a_store_that_fails_ends_a_stream_with_a_comment() -> None:
         sent.append(message.get("body", b""))
 
     store = FaultyStore(MemoryStore(), fails)
-    async with RunService(ParallelRunner(Talker(), store=store), poll=0.01) as service:
-        run_id = await service.create_run(DAG([Task("a", prompt="a")]))
+    async with quick_runs(ParallelRunner(Talker(), store=store)) as service:
+        run_id = await service.create(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(10):
             await stream(ServedRuns(service, [], {}), run_id, receive, send)
     comment = next(text for text in reversed(sent) if text)

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import DAG, Orchestrator, ParallelRunner, RunService, RunStatus, Task
+from plait import DAG, Orchestrator, ParallelRunner, RunStatus, Task
 from plait.persistence import PostgresStore, SQLiteStore, StoreNotOpen, StoreUnusable
 from tests.support.fakes import Talker
 from tests.support.stores.postgres import empty, worker_dsn
@@ -21,17 +21,17 @@ TASKS = [Task("a", prompt="a"), Task("b", prompt="b {{ a }}", depends_on=["a"])]
 async def test_each_call_opens_the_file_and_closes_it(tmp_path: Path, kind: type[str] | type[Path]) -> None:
     runner = ParallelRunner(Talker(), store=kind(tmp_path / "x.db"))
     assert not (tmp_path / "x.db").exists()
-    run_id = await runner.create_run(TASKS)
+    run_id = await runner.runs.create(TASKS)
     with pytest.raises(StoreNotOpen):
-        await runner.config.store.get_run(run_id)  # type: ignore[union-attr]
-    assert (await runner.preview_resume(run_id)).tasks
+        await runner.runs.options.store.get_run(run_id)  # type: ignore[union-attr]
+    assert (await runner.runs.preview(run_id)).tasks
     result = await runner.resume(run_id)
     assert result.status is RunStatus.COMPLETED
-    fork = await runner.fork(run_id, "b", prompts={"b": "c {{ a }}"})
-    async with runner.start_fork(fork) as run:
+    fork = await runner.runs.fork(run_id, "b", prompts={"b": "c {{ a }}"})
+    async with runner.runs.start_fork(fork) as run:
         assert (await run.result()).status is RunStatus.COMPLETED
-    assert (await runner.continue_task(run_id, "a", "More?")).text
-    assert await runner.questions(run_id) == []
+    assert (await runner.runs.continue_task(run_id, "a", "More?")).text
+    assert await runner.runs.questions(run_id) == []
     async with SQLiteStore(tmp_path / "x.db", mode="existing") as store:
         assert len(await store.list_runs()) == 2
 
@@ -40,15 +40,15 @@ async def test_in_a_block_the_store_stays_open_and_calls_may_overlap(tmp_path: P
     runner = ParallelRunner(Talker(), store=tmp_path / "x.db")
     async with runner:
         result = await runner.run(TASKS)
-        assert runner.config.store is not None
-        assert await runner.config.store.get_run(result.run_id) is not None
+        assert runner.runs.options.store is not None
+        assert await runner.runs.options.store.get_run(result.run_id) is not None
     async with anyio.create_task_group() as group:
         for _ in range(5):
             group.start_soon(runner.run, TASKS)
     async with runner:
-        assert len(await runner.config.store.list_runs()) == 6
+        assert len(await runner.runs.options.store.list_runs()) == 6
     with pytest.raises(StoreNotOpen):
-        await runner.config.store.list_runs()
+        await runner.runs.options.store.list_runs()
 
 
 async def test_a_cancelled_call_closes_the_file(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_a_cancelled_call_closes_the_file(tmp_path: Path) -> None:
     with anyio.CancelScope() as scope:
         await runner.run(TASKS)
     with pytest.raises(StoreNotOpen):
-        await runner.config.store.list_runs()  # type: ignore[union-attr]
+        await runner.runs.options.store.list_runs()  # type: ignore[union-attr]
     async with SQLiteStore(tmp_path / "x.db", mode="existing") as store:
         (stored,) = await store.list_runs()
     again = ParallelRunner(Talker(), store=tmp_path / "x.db")
@@ -77,12 +77,12 @@ async def test_a_file_that_is_no_store_is_refused_before_a_call(tmp_path: Path) 
 
 
 async def test_a_service_and_an_orchestrator_take_a_path(tmp_path: Path) -> None:
-    async with RunService(ParallelRunner(Talker(), store=tmp_path / "x.db")) as service:
-        run_id = await service.create_run(TASKS)
-        await service.start_run(run_id)
+    async with ParallelRunner(Talker(), store=tmp_path / "x.db").runs as service:
+        run_id = await service.create(TASKS)
+        await service.start(run_id)
         async for _ in service.events(run_id):
             pass
-        assert (await service.get_run(run_id)).status is RunStatus.COMPLETED
+        assert (await service.get(run_id)).status is RunStatus.COMPLETED
 
     async def plan(prompt: str) -> str:
         return '{"tasks": [], "done": true}'
@@ -129,8 +129,8 @@ async def test_a_list_of_tasks_is_a_dag(tmp_path: Path) -> None:
     runner = ParallelRunner(Talker(), store=tmp_path / "x.db")
     first = await runner.run(task for task in TASKS)
     assert first.status is RunStatus.COMPLETED
-    preview = await runner.preview_like(TASKS, first.run_id)
+    preview = await runner.runs.preview_like(TASKS, first.run_id)
     assert [step.task_id for step in preview.tasks] == ["a", "b"]
     async with runner.start(TASKS, like=preview) as run:
         assert (await run.result()).text == first.text
-    assert await runner.create_run(TASKS, key="k") == await runner.create_run(DAG(TASKS), key="k")
+    assert await runner.runs.create(TASKS, key="k") == await runner.runs.create(DAG(TASKS), key="k")

@@ -24,5 +24,5 @@ async def test_no_attempt_whose_host_reported_an_end_is_under_way(tmp_path: Path
         assert result.status is RunStatus.WAITING_INPUT
         world.set_away("m1")
         unreached: dict[str, Sequence[str]] = {}
-        assert await runner.cancel_run("r", on_unreached=unreached.update) is RunStatus.CANCELLED
+        assert await runner.runs.cancel("r", on_unreached=unreached.update) is RunStatus.CANCELLED
     assert unreached == {}

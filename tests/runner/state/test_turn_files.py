@@ -44,7 +44,7 @@ async def test_each_attempt_is_given_a_place_of_its_own_and_nothing_is_made_ther
     record = await sqlite_store.get_run("r")
     assert record is not None
     for _ in range(2):
-        await runner.continue_task("r", "b", "and now?")
+        await runner.runs.continue_task("r", "b", "and now?")
     later = await sqlite_store.get_run("r")
     assert later is not None
     expected = [("a", 1), ("a", 2), ("b", 1), ("b", f"0-{record.last_seq}")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import Response
 
-from plait import ParallelRunner, RunService
+from plait import ParallelRunner
 from plait.backends.specs.build_backend import LocalSpec
 from plait.errors import PlanError
 from plait.orchestration import OrchestratorPolicy
@@ -168,7 +168,7 @@ def test_what_a_posted_step_may_not_say(step: dict[str, Any], said: str) -> None
 
 async def test_a_goal_for_the_servers_small_model_asks_for_short_answers() -> None:
     store = MemoryStore()
-    async with RunService(ParallelRunner(lambda _: "x", store=store)) as service:
+    async with ParallelRunner(lambda _: "x", store=store).runs as service:
         specs = {"default": LocalSpec(kind="local")}
         api = Api(ServedRuns(service, ["default"], {}, specs))
         shape = await api.create(NewRun(plan={"orchestrate": {"goal": "g"}}), Response())

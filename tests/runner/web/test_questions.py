@@ -1,4 +1,4 @@
-"""Questions of tasks, answered over HTTP and through `RunService`."""
+"""Questions of tasks, answered over HTTP and through `Runs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from plait import DAG, ParallelRunner, PlaitError, RunService, RunStatus, Task
+from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task
 from plait.backends import ask
 from plait.errors import AnswerConflict
 from plait.persistence import MemoryStore, Store
@@ -23,6 +23,7 @@ from plait.runner.views import read_views
 from tests.runner.web.test_lifecycle import created, events, post
 from tests.support.processes.command import plait
 from tests.support.processes.served import served
+from tests.support.quick_runs import quick_runs
 
 PLAN = {"tasks": [{"id": "asks", "prompt": "ask"}, {"id": "uses", "prompt": "got {{ asks }}", "depends_on": ["asks"]}]}
 BESIDE = {"tasks": [*PLAN["tasks"], {"id": "held", "prompt": "held"}]}
@@ -94,25 +95,25 @@ async def test_the_service_answers(store: Store) -> None:
     async def body(prompt: str) -> str:
         return str(await ask("Who?")) if prompt == "ask" else prompt
 
-    async with RunService(ParallelRunner(body, store=store), poll=0.01) as runs:
-        run_id = await runs.create_run(DAG([Task("a", prompt="ask"), Task("b", prompt="{{ a }}", depends_on=["a"])]))
-        await runs.start_run(run_id)
+    async with quick_runs(ParallelRunner(body, store=store)) as runs:
+        run_id = await runs.create(DAG([Task("a", prompt="ask"), Task("b", prompt="{{ a }}", depends_on=["a"])]))
+        await runs.start(run_id)
         with anyio.fail_after(10):
             async for event in runs.events(run_id):
                 if event.kind == "run_waiting_input":
                     break
-        asks = (await runs.get_run(run_id)).tasks["a"].asks
+        asks = (await runs.get(run_id)).tasks["a"].asks
         assert asks is not None
         assert (asks.schema, asks.default, asks.deadline_at) == (None, None, None)
         with pytest.raises(PlaitError, match="must be text"):
-            await runs.resume_run(run_id, {"a": 1})
-        await runs.resume_run(run_id, {"a": "Ada"})
+            await runs.start(run_id, {"a": 1})
+        await runs.start(run_id, {"a": "Ada"})
         with anyio.fail_after(10):
             last = [event async for event in runs.events(run_id)][-1]
-        done = await runs.get_run(run_id)
+        done = await runs.get(run_id)
         assert (last.kind, done.status, done.tasks["b"].text) == ("run_completed", RunStatus.COMPLETED, "Ada")
         with pytest.raises(AnswerConflict):
-            await runs.answer_question(run_id, "a", "Bob")
+            await runs.answer(run_id, "a", "Bob")
 
 
 async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +134,7 @@ async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeyp
     monkeypatch.setattr(http_routes, "json_text", slow(http_routes.json_text))
     runner = ParallelRunner(asks, store=MemoryStore())
     run = await runner.run(DAG([Task("a", "x")]))
-    async with RunService(runner) as service, anyio.create_task_group() as group:
+    async with runner.runs as service, anyio.create_task_group() as group:
         app = make_app(ServedRuns(service, ["default"], {}))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
             shown: list[httpx.Response] = []

@@ -12,7 +12,6 @@ from plait import DAG, Task
 from plait.backends import FunctionBackend
 from plait.clock_and_ids import Clock
 from plait.persistence import MemoryStore
-from plait.runner.client.runs import RunService
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.serving.http_guard import Guard, Message
 from plait.runner.serving.http_routes import ServedRuns
@@ -50,7 +49,7 @@ async def in_service(ask: Callable[[Guard, str], Any]) -> None:
         return prompt
 
     runner = ParallelRunner(FunctionBackend(work), store=MemoryStore())
-    async with RunService(runner) as service:
+    async with runner.runs as service:
         result = await runner.run(DAG([Task(f"t{n}", prompt="x") for n in range(30)]))
         served = ServedRuns(service, ("default",), {})
         app = make_app(served, SignIn("t0ken", HOST, Clock()))

@@ -12,7 +12,7 @@ from tests.support.agents.outliving import RUN, World
 
 async def foretold(world: World, **options: Any) -> Preview:
     async with world.store() as store:
-        return await ParallelRunner(world.backend, store=store, **options).preview_resume(RUN)
+        return await ParallelRunner(world.backend, store=store, **options).runs.preview(RUN)
 
 
 async def resumed(world: World, on_event: Callable[[events.Event, Run], None] = lambda *_: None, **options: Any) -> Any:

@@ -148,7 +148,7 @@ async def run(folder: Path, *person: str) -> None:
     async with SQLiteStore(folder / "runs.db") as store:
         runner = ParallelRunner(Outliver(folder), store=store, concurrency=plan["concurrency"])
         if person:
-            await runner.continue_task(RUN, *person)
+            await runner.runs.continue_task(RUN, *person)
         elif await store.get_run(RUN) is None:
             await runner.run(dag_of(folder), RUN)
         else:
