@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,12 +24,18 @@ from plait.backends.hosts.dask_cluster import (
     slots_for,
     slots_of,
 )
-from plait.backends.hosts.dask_relay import CLOSE_S, Comm, RemoteOutput, close
+from plait.backends.hosts.dask_relay import RemoteProcess
 from plait.backends.hosts.described_backend import describe
 from plait.backends.hosts.host_backend import BackendTraits, HostBackend, host_backend
-from plait.backends.hosts.host_connection import LOST, AttemptChannel, FrameReader, HostConnection
+from plait.backends.hosts.host_connection import (
+    LOST,
+    AttemptChannel,
+    Channel,
+    HostConnection,
+    HostUnreachable,
+)
 from plait.backends.hosts.host_frames import Frame
-from plait.backends.hosts.host_probe import CommandResult, HostUnreachable, ReachableHost
+from plait.backends.hosts.host_probe import ReachableHost
 from plait.backends.hosts.host_session import PATIENCE, HostGroup, HostSession, OnOutput, hello_frame
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
@@ -93,7 +100,12 @@ class DaskHosts(HostGroup):
             _add_kind(kinds, one)
         try:
             async with connected(self.address) as cluster:
-                yield [WorkerCommands(cluster, worker, kinds) for worker in await cluster.workers()]
+                yield [
+                    ReachableHost(
+                        worker.name, slots_for(worker.resources, kinds), partial(_open_relay, cluster, worker.address)
+                    )
+                    for worker in await cluster.workers()
+                ]
         except ClusterError as error:
             raise HostUnreachable(f"the scheduler {self.address} cannot be used: {error}") from None
 
@@ -108,6 +120,13 @@ class DaskHosts(HostGroup):
             return connection
 
         return DaskSession(self.address, self._patience, new_connection, self._needs, run)
+
+
+async def _open_relay(cluster: Cluster, worker: str, words: Sequence[str]) -> Channel:
+    try:
+        return RemoteProcess(await cluster.open(worker, words, secrets.token_hex(8)))
+    except ClusterError as error:
+        raise HostUnreachable(str(error)) from None
 
 
 def _add_kind(kinds: list[Mapping[str, float]], needs: Mapping[str, float]) -> None:
@@ -218,18 +237,7 @@ class WorkerConnection(HostConnection):
         except ClusterError as error:
             self._lost(str(error))
         if comm is not None:
-            await self._talk(comm)
-
-    async def _talk(self, comm: Comm) -> None:
-        reason, remote = "", RemoteOutput(comm, self._on_held)
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._send_messages, comm)
-                reason = await self._read(FrameReader(remote.receive), lambda data: comm.write({"data": data}))
-                group.cancel_scope.cancel()
-        finally:
-            await close(comm)
-        self._lost(reason or remote.errors or "the connection to the worker broke")
+            await self._talk(RemoteProcess(comm, self._on_held))
 
     def _lost(self, reason: str) -> None:
         for future in self._held.values():
@@ -239,30 +247,14 @@ class WorkerConnection(HostConnection):
         self._freed.clear()
         super()._lost(reason)
 
-    async def _send_messages(self, comm: Comm) -> None:
-        """Send the waiting frames, and end the input of the process at `close`."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._wake_at_close)
-            with suppress(OSError):
-                while True:
-                    await self._to_send.wait()
-                    self._to_send = anyio.Event()
-                    message: dict[str, Any] = {}
-                    if self._unsent:
-                        message["data"], self._unsent = bytes(self._unsent), bytearray()
-                    if self._freed:
-                        message["free"], self._freed = self._freed, []
-                    if message:
-                        await comm.write(message)
-                    if self._closing.is_set() and not self._unsent:
-                        await comm.write({"data": b""})
-                        await anyio.sleep(CLOSE_S)  # `_read` ends before
-                        comm.abort()
-                        return
-
-    async def _wake_at_close(self) -> None:
-        await self._closing.wait()
-        self._to_send.set()
+    async def _send_waiting(self, channel: Channel) -> bool:
+        assert isinstance(channel, RemoteProcess)
+        message: dict[str, Any] = {}
+        if self._unsent:
+            message["data"], self._unsent = bytes(self._unsent), bytearray()
+        if self._freed:
+            message["free"], self._freed = self._freed, []
+        return not message or await channel.write(message)
 
     def _on_held(self, name: str) -> None:
         """Give an attempt its room. Free the room if no attempt wants it: Dask has begun a task again."""
@@ -443,34 +435,3 @@ class DaskSession(HostSession):
 def _words(needs: Mapping[str, float]) -> str:
     """Return the resources as words behind a noun."""
     return f" with --resources {','.join(f'{name}={need:g}' for name, need in needs.items())}" if needs else ""
-
-
-class WorkerCommands:
-    """Implements ReachableHost for attempts of the kinds `needs`."""
-
-    def __init__(self, cluster: Cluster, worker: DaskWorker, needs: Collection[Mapping[str, float]]) -> None:
-        self._cluster = cluster
-        self._worker = worker
-        self.name = worker.name
-        self.slots = slots_for(worker.resources, needs)
-
-    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
-        """Run `plait` with `words`. Raises HostUnreachable."""
-        output = bytearray()
-        try:
-            comm = await self._cluster.open(self._worker.address, words, secrets.token_hex(8))
-        except ClusterError as error:
-            raise HostUnreachable(str(error)) from None
-        remote = RemoteOutput(comm)
-        try:
-            if data:
-                await comm.write({"data": data})
-            await comm.write({"data": b""})
-            while True:
-                output += await remote.receive()
-        except anyio.EndOfStream:
-            return CommandResult(remote.code, bytes(output), remote.errors)
-        except OSError as error:
-            raise HostUnreachable(str(error)) from None
-        finally:
-            await close(comm)

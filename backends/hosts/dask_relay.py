@@ -4,7 +4,7 @@
                         free     attempts that need no room any longer
     worker -> runner    data     from the standard output of the process
                         held     an attempt that has room
-                        exit     the exit code, and the end of standard error; the last message
+                        exit     the exit code, and the last line of standard error; the last message
 
 A relay ends with its connection, and its process with the relay. The process is no part of the worker: code of users
 does not run in the worker, and a worker that is killed ends no agent.
@@ -15,7 +15,6 @@ Dask begins again, or that the runner no longer wants, holds nothing and ends.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +23,8 @@ from importlib import import_module
 from typing import Any, Protocol
 
 import anyio
-import anyio.abc
 
-from plait.backends.hosts.host_connection import end_process
-from plait.safe_text import one_line
+from plait.backends.hosts.host_connection import Channel, open_process
 
 CLOSE_S = 2.0
 """Seconds for the process to exit once its input has ended, and for the connection to close."""
@@ -53,23 +50,14 @@ class Comm(Protocol):
         ...
 
 
-async def close(comm: Comm) -> None:
-    """Close a connection. Not cancelled from outside."""
-    with anyio.move_on_after(CLOSE_S, shield=True), suppress(OSError):
-        await comm.close()
-    comm.abort()
-
-
-class RemoteOutput:
-    """The standard output behind `comm`. `on_held` gets the attempts that have room."""
+class RemoteProcess:
+    """The runner's side of a relay; implements Channel. `on_held` gets the attempts that have room."""
 
     def __init__(self, comm: Comm, on_held: Callable[[str], None] = lambda _: None) -> None:
         self._comm = comm
         self._on_held = on_held
-        self.errors = ""
-        """The last line of standard error, once the process has ended."""
         self.code: int | None = None
-        """The exit code, once the process has ended; None if the connection broke before."""
+        self.errors = "the connection to the worker broke"
 
     async def receive(self) -> bytes:
         """Return the next part of the output. Raise EndOfStream at the end."""
@@ -85,14 +73,31 @@ class RemoteOutput:
                 self._on_held(message["held"])
             else:
                 self.code = message["exit"]
-                self.errors = one_line(message["stderr"].strip().rpartition("\n")[2])
+                self.errors = message["errors"]
         raise anyio.EndOfStream
+
+    async def send(self, data: bytes) -> bool:
+        return await self.write({"data": data})
+
+    async def end_input(self) -> None:
+        await self.write({"data": b""})
+
+    async def write(self, message: Mapping[str, Any]) -> bool:
+        """Send a message. Return False if the connection is broken."""
+        try:
+            await self._comm.write(message)
+        except OSError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        with anyio.move_on_after(CLOSE_S, shield=True), suppress(OSError):
+            await self._comm.close()
+        self._comm.abort()
 
 
 HANDLER = "plait"
 """The operation of the worker that opens a relay."""
-_STDERR = 2000
-"""Bytes of standard error that are kept."""
 _relays: dict[tuple[str, str], _Relay] = {}
 """The relays by the address of the worker and the token of the runner."""
 
@@ -122,8 +127,7 @@ async def hold(token: str, attempt: str, key: str) -> None:
 async def _serve(address: str, comm: Comm, words: Sequence[str], token: str) -> None:
     """Run `plait` with `words` on the machine of the worker, until the process or the connection ends."""
     command = [sys.executable, "-m", "plait", *words]
-    process = await anyio.open_process(command, stderr=subprocess.PIPE, start_new_session=True)
-    relay = _relays[address, token] = _Relay(comm, process)
+    relay = _relays[address, token] = _Relay(comm, await open_process(command))
     try:
         await relay.run()
     finally:
@@ -131,7 +135,7 @@ async def _serve(address: str, comm: Comm, words: Sequence[str], token: str) -> 
 
 
 class _Relay:
-    def __init__(self, comm: Comm, process: anyio.abc.Process) -> None:
+    def __init__(self, comm: Comm, process: Channel) -> None:
         self._comm = comm
         self._process = process
         self._unsent: deque[dict[str, Any]] = deque()
@@ -150,8 +154,7 @@ class _Relay:
         finally:
             for event in self._held.values():
                 event.set()
-            with anyio.CancelScope(shield=True):
-                await end_process(self._process)
+            await self._process.close()
 
     async def hold(self, attempt: str) -> None:
         """Report that an attempt has room, and wait until the attempt needs none."""
@@ -183,7 +186,6 @@ class _Relay:
 
     async def _read_comm(self, relay: anyio.CancelScope) -> None:
         """Serve the runner. Cancel the relay at the end of the connection."""
-        assert self._process.stdin is not None
         with suppress(OSError):
             while True:
                 message = await self._comm.read()
@@ -192,33 +194,18 @@ class _Relay:
                         self._held[attempt].set()
                 data = message.get("data")
                 if data:
-                    with suppress(anyio.BrokenResourceError):
-                        await self._process.stdin.send(data)
+                    await self._process.send(data)
                 elif data is not None:
-                    await self._process.stdin.aclose()
+                    await self._process.end_input()
         relay.cancel()
 
     async def _read_process(self) -> None:
-        errors = bytearray()
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._read_errors, errors)
-            await self._read_output()
-        code = await self._process.wait()
-        self._queue({"exit": code, "stderr": errors.decode("utf-8", "replace")})
-
-    async def _read_output(self) -> None:
-        assert self._process.stdout is not None
-        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+        with suppress(anyio.EndOfStream):
             while True:
-                data = await self._process.stdout.receive()
+                data = await self._process.receive()
                 if self._unsent and "data" in self._unsent[-1]:
                     self._unsent[-1]["data"] += data
                 else:
                     self._queue({"data": data})
-
-    async def _read_errors(self, errors: bytearray) -> None:
-        assert self._process.stderr is not None
-        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
-            while True:
-                errors += await self._process.stderr.receive()
-                del errors[:-_STDERR]
+        await self._process.close()
+        self._queue({"exit": self._process.code, "errors": self._process.errors})

@@ -1,4 +1,4 @@
-"""`HostConnection`: the connection of a run to one host, a process such as `ssh m3 plait host`.
+"""`HostConnection`: the connection of a run to one host, over the process of a command such as `ssh m3 plait host`.
 
     connecting -> connected -> away -> connecting -> ...        refused: another version, or another owner
 
@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -36,6 +35,35 @@ _CLOSE_S = 2.0
 """Seconds for the process of the connection to exit once its input has ended."""
 _STDERR = 2000
 """Bytes of standard error that are kept for the reason."""
+
+
+class HostUnreachable(Exception):  # noqa: N818 - reads as what it is
+    """A host, or the way to all hosts, cannot be used. The message has the reason."""
+
+
+class Channel(Protocol):
+    """The standard input and output of a process of plait on a host, whatever the way to the host."""
+
+    code: int | None
+    """The exit code, once the channel is closed; None if the connection broke before the end of the process."""
+    errors: str
+    """The last line of standard error, or how the process ended, once the channel is closed."""
+
+    async def receive(self) -> bytes:
+        """Return the next part of the output. Raise EndOfStream at the end."""
+        ...
+
+    async def send(self, data: bytes) -> bool:
+        """Send data. Return False if the process no longer reads."""
+        ...
+
+    async def end_input(self) -> None:
+        """End the input of the process."""
+        ...
+
+    async def close(self) -> None:
+        """End the process, or the connection to it. Not cancelled from outside."""
+        ...
 
 
 class AttemptChannel:
@@ -147,23 +175,23 @@ class HostConnection:
 
     async def _connect(self) -> None:
         try:
-            process = await anyio.open_process(self._command, stderr=subprocess.PIPE, start_new_session=True)
-        except OSError as error:
-            self._lost(f"cannot start {self._command[0]}: {error.strerror}")
-            return
-        errors, reason = bytearray(), ""
+            channel = await open_process(self._command)
+        except HostUnreachable as error:
+            self._lost(str(error))
+        else:
+            await self._talk(channel)
+
+    async def _talk(self, channel: Channel) -> None:
+        """Exchange frames until the connection ends."""
+        reason = ""
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._read_errors, process, errors)
-                group.start_soon(self._write, process)
-                assert process.stdout is not None
-                reason = await self._read(FrameReader(process.stdout.receive), partial(_send, process))
+                group.start_soon(self._write, channel)
+                reason = await self._read(FrameReader(channel.receive), channel.send)
                 group.cancel_scope.cancel()
         finally:
-            with anyio.CancelScope(shield=True):
-                await end_process(process)
-        last = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        self._lost(reason or one_line(last) or f"{self._command[0]} exited with {process.returncode}")
+            await channel.close()
+        self._lost(reason or channel.errors)
 
     async def _read(self, frames: FrameReader, send: Callable[[bytes], Awaitable[object]]) -> str:
         """Read frames until the connection ends. Return the reason if the host did not accept; else an empty text."""
@@ -211,31 +239,26 @@ class HostConnection:
             attempt.put(LOST)
         self.on_change()
 
-    async def _write(self, process: anyio.abc.Process) -> None:
+    async def _write(self, channel: Channel) -> None:
         """Send the waiting frames, and end the input of the process at `close`."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._close_input, process)
-            while True:
+            group.start_soon(self._wake_at_close)
+            while await self._send_waiting(channel):
+                if self._closing.is_set() and not self._to_send.is_set():
+                    await channel.end_input()
+                    break
                 await self._to_send.wait()
                 self._to_send = anyio.Event()
-                data, self._unsent = bytes(self._unsent), bytearray()
-                if data and not await _send(process, data):
-                    return
+            group.cancel_scope.cancel()
 
-    async def _close_input(self, process: anyio.abc.Process) -> None:
+    async def _wake_at_close(self) -> None:
         await self._closing.wait()
-        if self._unsent:
-            await _send(process, bytes(self._unsent))
-        if process.stdin is not None:
-            with suppress(OSError, anyio.BrokenResourceError):
-                await process.stdin.aclose()
+        self._to_send.set()
 
-    async def _read_errors(self, process: anyio.abc.Process, errors: bytearray) -> None:
-        assert process.stderr is not None
-        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while True:
-                errors += await process.stderr.receive()
-                del errors[:-_STDERR]
+    async def _send_waiting(self, channel: Channel) -> bool:
+        """Send what waits. Return False if the host no longer reads."""
+        data, self._unsent = bytes(self._unsent), bytearray()
+        return not data or await channel.send(data)
 
 
 class FrameReader:
@@ -270,27 +293,81 @@ class FrameReader:
         return self._frames.popleft()
 
 
-async def _send(process: anyio.abc.Process, data: bytes) -> bool:
-    """Send data. Return False if the process no longer reads."""
-    assert process.stdin is not None
+async def open_process(command: Sequence[str]) -> Channel:
+    """Start a command of this machine, such as ssh. Raise HostUnreachable if it cannot be started."""
+    read, write = os.pipe()
     try:
-        await process.stdin.send(data)
-    except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return False
-    return True
+        process = await anyio.open_process(command, stderr=write, start_new_session=True)
+    except BaseException as error:
+        os.close(read)
+        if isinstance(error, OSError):
+            raise HostUnreachable(f"cannot start {command[0]}: {error.strerror}") from None
+        raise
+    finally:
+        os.close(write)
+    return _ProcessChannel(process, read, command[0])
 
 
-async def end_process(process: anyio.abc.Process) -> None:
-    """End the input of the process, wait for its exit, and kill its group if it does not exit."""
-    if process.stdin is not None:
+class _ProcessChannel:
+    """Implements Channel."""
+
+    def __init__(self, process: anyio.abc.Process, stderr: int, name: str) -> None:
+        self._process = process
+        self._name = name
+        self._stderr: int | None = stderr
+        self._tail = bytearray()
+        self.code: int | None = None
+        self.errors = ""
+        os.set_blocking(stderr, False)
+        asyncio.get_running_loop().add_reader(stderr, self._read_errors)
+
+    async def receive(self) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            return await self._process.stdout.receive()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            raise anyio.EndOfStream from None
+
+    async def send(self, data: bytes) -> bool:
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send(data)
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return False
+        return True
+
+    async def end_input(self) -> None:
+        assert self._process.stdin is not None
         with suppress(OSError, anyio.BrokenResourceError):
-            await process.stdin.aclose()
-    with anyio.move_on_after(_CLOSE_S):
-        await process.wait()
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            await stream.aclose()
+            await self._process.stdin.aclose()
+
+    async def close(self) -> None:
+        """End the input, wait for the exit, and kill the process group if the process does not exit."""
+        process = self._process
+        with anyio.CancelScope(shield=True):
+            await self.end_input()
+            with anyio.move_on_after(_CLOSE_S):
+                await process.wait()
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+            if process.stdout is not None:
+                await process.stdout.aclose()
+        self.code = process.returncode
+        if self._stderr is not None:
+            self._read_errors()
+            asyncio.get_running_loop().remove_reader(self._stderr)
+            os.close(self._stderr)
+            self._stderr = None
+        last = self._tail.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        self.errors = one_line(last) or f"{self._name} exited with {self.code}"
+
+    def _read_errors(self) -> None:
+        """Keep the end of what the process has written to standard error, so that it is never blocked."""
+        assert self._stderr is not None
+        with suppress(BlockingIOError):
+            while data := os.read(self._stderr, 2**16):
+                self._tail += data
+                del self._tail[:-_STDERR]
+            asyncio.get_running_loop().remove_reader(self._stderr)

@@ -5,21 +5,18 @@ Each has a connection of its own: no attempt begins or ends, and no fence is tak
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Protocol
 
 import anyio
 
+from plait.backends.hosts.host_connection import Channel, HostUnreachable
 from plait.backends.hosts.host_frames import foreign_output, frame_line, read_frame
 from plait.json_form import value
 from plait.safe_text import one_line
-
-
-class HostUnreachable(Exception):  # noqa: N818 - reads as what it is
-    """A host, or the way to all hosts, cannot be used. The message has the reason."""
 
 
 @value
@@ -34,22 +31,30 @@ class CommandResult:
     """The last line of standard error."""
 
 
-class ReachableHost(Protocol):
+@value
+class ReachableHost:
     """A host."""
 
-    @property
-    def name(self) -> str:
-        """The name."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """The number of attempts at once."""
-        ...
+    name: str
+    slots: int
+    """The number of attempts at once."""
+    open: Callable[[Sequence[str]], Awaitable[Channel]]
+    """Starts `plait` with these words there. Raises HostUnreachable."""
 
     async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
         """Run `plait` with `words` there, with `data` as standard input. Raises HostUnreachable."""
-        ...
+        channel = await self.open(words)
+        output = bytearray()
+        try:
+            if data:
+                await channel.send(data)
+            await channel.end_input()
+            with suppress(anyio.EndOfStream):
+                while True:
+                    output += await channel.receive()
+        finally:
+            await channel.close()
+        return CommandResult(channel.code, bytes(output), channel.errors)
 
 
 class ReachableHosts(Protocol):

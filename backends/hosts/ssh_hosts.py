@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import BinaryIO
-
-import anyio
 
 from plait.backends.backend_protocol import RunOnHosts
 from plait.backends.hosts.described_backend import describe
 from plait.backends.hosts.host_backend import BackendTraits, HostBackend, host_backend
-from plait.backends.hosts.host_connection import HostConnection
-from plait.backends.hosts.host_probe import CommandResult, HostUnreachable, ReachableHost
+from plait.backends.hosts.host_connection import Channel, HostConnection, open_process
+from plait.backends.hosts.host_probe import ReachableHost
 from plait.backends.hosts.host_session import PATIENCE, HostGroup, HostSession, hello_frame
 from plait.json_form import JsonValue, value
-from plait.safe_text import one_line
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 """The command that reaches a host: no password is asked for, and a silent connection ends after 30 seconds."""
@@ -114,7 +109,10 @@ class SSHHosts(HostGroup):
         needs: Collection[Mapping[str, float] | None] = (),  # noqa: ARG002 - for hosts with resources
     ) -> AsyncGenerator[Sequence[ReachableHost]]:
         """Return the hosts, to run commands of plait there."""
-        yield [_SSHCommands(host.name, host.slots, partial(self.command, host)) for host in self.all]
+        yield [ReachableHost(host.name, host.slots, partial(self._open, host)) for host in self.all]
+
+    async def _open(self, host: SSHHost, words: Sequence[str]) -> Channel:
+        return await open_process(self.command(host, *words))
 
     def _new_session(self, run: RunOnHosts) -> HostSession:
         return HostSession([self._connection(host, run) for host in self.all], self._patience, run.on_away)
@@ -128,36 +126,3 @@ class SSHHosts(HostGroup):
         )
         connection.kept.update(run.adopted.get(host.name, ()))
         return connection
-
-
-@value
-class _SSHCommands:
-    """Implements ReachableHost."""
-
-    name: str
-    slots: int
-    command: Callable[..., tuple[str, ...]]
-
-    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
-        command = self.command(*words)
-        try:
-            with _filled_pipe(data) as given:
-                done = await anyio.run_process(command, stdin=given, check=False, start_new_session=True)
-        except OSError as error:
-            raise HostUnreachable(f"cannot start {command[0]}: {error.strerror}") from None
-        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return CommandResult(
-            done.returncode, done.stdout, one_line(last) or f"{command[0]} exited with {done.returncode}"
-        )
-
-
-@contextmanager
-def _filled_pipe(data: bytes) -> Generator[BinaryIO]:
-    """Yield a pipe that holds `data` and ends. A command that ends without reading, as ssh does without a connection,
-    would break a pipe that is written while the command runs.
-    """
-    given, written = os.pipe()
-    with os.fdopen(given, "rb") as end:
-        with os.fdopen(written, "wb") as start:
-            start.write(data)
-        yield end
