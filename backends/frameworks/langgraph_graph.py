@@ -42,24 +42,20 @@ from plait.usage import Usage
 class LangGraphBackend:
     """Runs the compiled `graph` as a conversation: each prompt is one run of the graph on the conversation's thread.
 
-    `to_input` converts the prompt to the graph's input. Without `to_input`, the prompt becomes a user message if the
-    input has `messages`, else the field `prompt`. Raises TypeError if the input has neither field.
+    `to_input` converts the prompt to the graph's input. Without it, the prompt becomes a user message if the input has
+    `messages`, else the field `prompt`. Raises TypeError if the input has neither.
 
     The reply's `data` is the JSON part of the output's fields, and `text` the last assistant message, or else the JSON
-    of `data`. A graph whose output is `messages` alone returns text only. With an output schema, the fields besides
-    `messages` have to fit the schema or, without other fields, the text read as JSON; there is no repair turn. `usage`
-    is the sum reported by the assistant messages of the turn; work lost in a crash is not counted.
+    of `data`. With an output schema, the fields besides `messages` have to fit it or, without others, the text read as
+    JSON; there is no repair turn. `usage` is what the assistant messages of the turn report.
 
-    The thread is the session, named by the request's idempotency key (run and task). While a question is open, the
-    session id ends in `?` and an id of the question. A fork starts with a copy of all checkpoints of the other thread.
-    `interrupt()` ends the turn with a question; several simultaneous questions are asked one after the other.
-    Continuing a thread missing from the checkpointer is `session_lost`. Interrupted nodes, and nodes that asked a
-    question, run twice, as always in LangGraph.
+    The thread is the session, named by run and task. While a question is open, the session id ends in `?` and an id of
+    the question; several questions at once (`interrupt()`) are asked one after the other. A fork starts with a copy of
+    the other thread. Continuing a thread that the checkpointer does not have is `session_lost`. Interrupted nodes, and
+    nodes that asked, run twice, as always in LangGraph.
 
-    A graph without a checkpointer has no sessions: each run starts from the beginning, earlier messages are included if
-    the prompt becomes a message, and an interrupt is an error.
-
-    The caller owns the saver, which needs async methods and has to be open while the backend is used.
+    A graph without a checkpointer has no sessions: each run starts from the beginning, with the earlier messages if the
+    prompt becomes a message, and an interrupt is an error. The caller owns the saver, which needs async methods.
     """
 
     def __init__(self, graph: CompiledGraph, *, to_input: Callable[[str], Any] | None = None) -> None:
@@ -89,10 +85,7 @@ class LangGraphBackend:
 
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
-        """Open a conversation on the thread `session_id` if resumed, else on the task's own thread.
-
-        Raises BackendUnavailable if the extra is missing.
-        """
+        """Open a conversation on the thread of the session, or of the task. Raises as `check`."""
         self.check()
         yield (Thread if self.can_fork else UnstoredThread)(self._graph, self._input, request)
 
@@ -299,8 +292,7 @@ class Thread(UnstoredThread):
 
     async def _made_ready(self, state: Any) -> Any:
         """Return the state of a thread ready for a new input: unchanged, emptied, or a fresh copy of another thread.
-
-        Raises BackendError if the thread to continue is missing, or is waiting for an answer.
+        Raises BackendError if the thread to continue is missing, or waits for an answer.
         """
         continues = self._has_begun or self._request.resume
         if not continues and _checkpoint_of(state) is not None:
@@ -342,10 +334,8 @@ class Thread(UnstoredThread):
     async def _run_until_it_rests(
         self, graph_input: Any, mark: Any, holds: Callable[[], Awaitable[bool]] | None
     ) -> None:
-        """Run the graph to its end or its next question.
-
-        The session is reported as soon as `holds` shows that the thread contains this turn's input, so that an attempt
-        after an interruption need not send the input again.
+        """Run the graph to its end or its next question. The session is reported as soon as `holds` shows that the
+        thread contains this turn's input, which an attempt after an interruption need not send again.
         """
         # `sync`: a node starts only after the state it builds on is written.
         async for _ in self._run(graph_input, self._config(mark), durability="sync"):
@@ -411,9 +401,7 @@ async def note_cancelled(graph: CompiledGraph, session_id: str) -> None:
 
 async def copy_thread(saver: Any, source: str, target: str) -> None:
     """Copy all checkpoints of thread `source` to the new thread `target`: some channels are stored as changes between
-    steps.
-
-    After an interrupted copy, the newest checkpoint carries a mark from `source`, so that a later attempt copies again.
+    steps. After an interrupted copy, the newest one carries a mark from `source`, and a later attempt copies again.
     """
     chain = [one async for one in saver.alist({"configurable": {"thread_id": source}})]
     for one in reversed(chain):  # the list starts with the newest, which has to be written last

@@ -35,22 +35,17 @@ if TYPE_CHECKING:
 class PydanticAIBackend:
     """Runs a pydantic-ai `agent` as a conversation: each prompt is one run of the agent, on the history so far.
 
-    `deps` is passed to every run, as the agent's tools and instructions expect.
-
-    The reply's `text` is the agent's output. An output of another type than text becomes `data`, and `text` is the
-    JSON. With an output schema, an agent whose output is text gets the schema as output type; an agent with an output
-    type of its own keeps it. Either way the value has to fit the schema, and one repair turn is made.
+    `deps` is passed to every run. The reply's `text` is the agent's output; another type than text becomes `data`, and
+    `text` is its JSON. With an output schema, an agent whose output is text gets it as output type, any other keeps its
+    own; the value has to fit the schema, and one repair turn is made.
 
     The history, tool calls included, is kept in a file for each session, if the store keeps files. An interrupted turn
-    goes on from the last finished step: answers of the model are not paid for again, and only the tools of the
-    interrupted step are called twice. Without files, the history is the stored text of the conversation, and an
-    interrupted turn starts over.
+    goes on from the last finished step: no answer is paid for again, and only the tools of that step are called twice.
+    Without files, the history is the stored text, and an interrupted turn starts over.
 
-    The retries of the model's SDK are switched off, where pydantic-ai can do so (not for Bedrock and Mistral). The
-    agent's own corrections, such as a second try after invalid arguments, stay as the agent sets them.
-
-    Cancellation ends the request and the MCP servers started for the conversation. When the run is being cancelled, a
-    turn stops between two steps: requests to the model, and calls of tools.
+    The retries of the model's SDK are switched off, where pydantic-ai can do so (not for Bedrock and Mistral); the
+    agent's own corrections stay. Cancellation ends the request and the MCP servers of the conversation. When the run is
+    being cancelled, a turn stops between two steps: requests to the model, and calls of tools.
     """
 
     def __init__(self, agent: AbstractAgent[Any, Any] | DeclaredAgent, *, deps: Any = None) -> None:
@@ -77,16 +72,14 @@ class PydanticAIBackend:
 
     @property
     def account(self) -> str | None:
-        """The model of a plan's agent, whose key is that of the environment: backends with the same model share limits
-        of rate. None for an agent of one's own, whose key and model cannot be compared.
+        """The model of a plan's agent: backends with the same share limits of rate. None for an agent of one's own,
+        whose key and model cannot be compared.
         """
         return None if self._declared is None else f"pydantic-ai {self._declared.model}"
 
     @property
     def max_tokens(self) -> int | None:
-        """Limit of one answer of a plan's agent, in tokens, for the first estimate at a limit of rate; None if
-        unknown.
-        """
+        """Limit of one answer of a plan's agent, in tokens; None if unknown."""
         return None if self._declared is None else self._declared.max_tokens
 
     def inspect(self, files: Files) -> DetachedTurn | None:  # noqa: ARG002
@@ -94,9 +87,8 @@ class PydanticAIBackend:
         return None
 
     def check(self) -> None:
-        """Raise BackendUnavailable if the extra, an MCP server's command or an environment variable is missing.
-
-        Imports nothing, needs no network. The model's own key is checked when the first conversation is opened.
+        """Raise BackendUnavailable if the extra, an MCP server's command or an environment variable is missing. Needs
+        no network. The model's own key is checked when the first conversation is opened.
         """
         require("pydantic_ai", "pydantic-ai")
         if self._declared is not None:
@@ -104,9 +96,8 @@ class PydanticAIBackend:
 
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
-        """Open a conversation, and start the MCP servers of a plan for it.
-
-        Raises BackendUnavailable if a package, a key or a command is missing, or if an MCP server does not start.
+        """Open a conversation, and start the MCP servers of a plan for it. Raises BackendUnavailable if a package, a
+        key or a command is missing, or a server does not start.
         """
         self.check()
         ends = end_of_turn(request)

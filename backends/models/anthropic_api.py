@@ -32,12 +32,8 @@ _VERSION = "2023-06-01"
 class AnthropicBackend(RemoteBackend):
     """The messages API of Anthropic, or of any server with the same API.
 
-    To continue a conversation, earlier messages are sent again; the server keeps no history. An output schema is passed
-    to the server as far as the API can express the schema, and described to the model otherwise. The answer is checked,
-    and requested once more if it does not fit. Cancelling a turn closes its connection.
-
-    `aclose` and `async with` close the connections kept for further requests; without them, the connections close with
-    the event loop.
+    Works as `OpenAIBackend` does. An output schema is passed to the server as far as the API can express it, and
+    described to the model otherwise.
     """
 
     model: str | None = None

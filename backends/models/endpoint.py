@@ -80,9 +80,8 @@ def _joined(url: str, path: str, query: str) -> str:
 
 
 def read_key(variable: str, *, needed: bool) -> str:
-    """Return the key in environment variable `variable`; empty if the variable is empty and no key is needed.
-
-    Raises BackendUnavailable if a needed key is missing, or the key is malformed.
+    """Return the key in environment variable `variable`; empty if there is none and none is needed. Raises
+    BackendUnavailable if a needed key is missing, or the key is malformed.
     """
     key = os.environ.get(variable, "").strip()
     if key.isascii() and key.isprintable() and key:
@@ -97,9 +96,8 @@ def read_key(variable: str, *, needed: bool) -> str:
 
 
 def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
-    """Return the server at `url`, with the key in environment variable `variable`.
-
-    Raises BackendUnavailable if `url` cannot be called, holds a user or password, or a needed key is missing.
+    """Return the server at `url`, with the key in environment variable `variable`. Raises BackendUnavailable if `url`
+    cannot be called or holds a user or password, or a needed key is missing.
     """
     try:
         check_base_url(url, f"the environment variable {variable}")
@@ -112,9 +110,8 @@ def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
 
 
 def url_fault(url: str) -> str | None:
-    """Return the fault of a `base_url` that cannot be called; None without a fault.
-
-    The text repeats only the faulty part: a URL may hold a secret.
+    """Return the fault of a `base_url` that cannot be called, or None. Repeats the faulty part alone: a URL may hold a
+    secret.
     """
     if any(char.isspace() or not char.isprintable() for char in url):
         return "base_url holds a space or a control character"
@@ -163,10 +160,8 @@ def is_environments(url: str, variable: str, default: str) -> bool:
 
 
 def environment_headers(lines: str, named: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that the environment adds to each request.
-
-    Variable `lines` holds headers as `Name: value`, one per line; `named` gives for a variable with a value the name of
-    its header.
+    """Return the headers that the environment adds to each request: variable `lines` holds them as `Name: value`, one
+    per line, and `named` gives for a variable with a value the name of its header.
     """
     headers = {header: value for name, header in named.items() if (value := os.environ.get(name, "").strip())}
     for line in os.environ.get(lines, "").split("\n"):

@@ -93,8 +93,8 @@ class RemoteBackend(Placeable, ABC):
     """
 
     base_url: str | None = None
-    """URL of the server. None for the environment variable `url_env` if set, else `default_url`. Raises ValueError for
-    a URL with a user or password, in the environment BackendUnavailable.
+    """URL of the server, without a user or password (ValueError). None for the environment variable `url_env` if set,
+    else `default_url`.
     """
     api_key_env: str
     """Environment variable with the key, read at the first conversation."""
@@ -105,13 +105,10 @@ class RemoteBackend(Placeable, ABC):
     "low"}` (OpenAI) or `{"thinking": {"type": "adaptive"}}` (Anthropic). Raises ValueError for fields set by plait.
     """
     stream: bool = True
-    """Whether the answer is requested as a stream. False for a server that cannot stream: the work then goes on at most
-    servers after a cancellation.
-    """
+    """False for a server that cannot stream: at most servers the work then goes on after a cancellation."""
     prompt_cache: bool | None = None
-    """Whether the server keeps the beginnings of prompts, and charges less for them when they come again. Of requests
-    with a long common beginning the first is then sent alone, until its answer begins, and Anthropic is told what to
-    keep. None means true for the vendor's own server and false for any other.
+    """Whether the server keeps the beginnings of prompts and charges less for them later. Of requests with a long
+    common beginning the first is then sent alone, until its answer begins. None: at the vendor's own server.
     """
     max_tokens: int | None = None
     """Limit of one answer, in tokens; None for the server's default."""
@@ -199,10 +196,7 @@ class RemoteBackend(Placeable, ABC):
         raise failure
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop. All conversations have to be closed before.
-
-        A later conversation creates a new client, which reads the environment anew.
-        """
+        """Close the connections of this event loop, after all conversations. A later one reads the environment anew."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -218,9 +212,8 @@ class RemoteBackend(Placeable, ABC):
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
     ) -> Message:
-        """Send one request and return the answer. The usage is recorded in `spent` as it arrives.
-
-        Raises BackendError, and any exception of the client.
+        """Send one request and return the answer. The usage is recorded in `spent` as it arrives. Raises BackendError,
+        and any exception of the client.
         """
         url, texts, body_of = await self._prepare(request, messages)
         async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:

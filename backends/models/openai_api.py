@@ -40,12 +40,10 @@ _NO_CHAT = ("embed", "whisper", "tts", "rerank")
 class OpenAIBackend(RemoteBackend):
     """Chat completions of OpenAI, or of any server with the same API.
 
-    To continue a conversation, earlier messages are sent again; the server keeps no history. An output schema is passed
-    to the server, or described to the model if the server rejects schemas. The answer is checked, and requested once
-    more if it does not fit. Cancelling a turn closes its connection, and the server then stops the work.
-
-    `aclose` and `async with` close the connections kept for further requests; without them, the connections close with
-    the event loop.
+    Earlier messages are sent again; the server keeps no history. An output schema is passed to the server, or described
+    to the model if the server rejects schemas; the answer is checked, and requested once more if it does not fit.
+    Cancelling a turn closes its connection, and the server stops the work. `aclose`, or the end of the event loop,
+    closes the connections that are kept for further requests.
     """
 
     model: str | None = None
