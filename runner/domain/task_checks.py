@@ -144,7 +144,7 @@ class Checks:
             room = f"{_LONGEST_ID_WITH_PARTS}, to leave room for the part numbers"
             return f"id {task_id!r} has {len(task_id)} characters; the id of a task with for_each may have {room}"
         if task_id in RESERVED_NAMES:
-            return f"id {task_id!r} is reserved for templates"
+            return f"id {task_id!r} is reserved for templates; choose another id"
         if self._start and task_id in self._graph.inputs:
             return f"id {task_id!r} is the name of an input; call the task something else"
         return None
@@ -312,7 +312,7 @@ class Checks:
     def _task_name_problem(self, text: _Text, name: str) -> Iterator[Problem | _Unless]:
         task, uses = text.task, f"the {text.noun} uses {{{{ {name} }}}}"
         if name not in self._positions:
-            known = [*task.upstream, *task.aliases, *self._graph.inputs]
+            known = [*task.upstream, *task.aliases, *self._graph.inputs, "results", "inputs"]
             yield text.problem(f"{uses}, which is neither a task nor an input{self._hint(name, known)}")
         elif name == task.id:
             yield text.problem(uses_itself(name, text.noun))

@@ -218,7 +218,7 @@ def _has_one_kind(value: Mapping[str, JsonValue], source: Source) -> bool:
     Other problems of these keys are added to `source.problems`.
     """
     given = [key for key in GIVEN_BY if value.get(key) is not None]
-    if not given:
+    if not given and not any(nearest(key, GIVEN_BY) for key in value.keys() - PlanPart.model_fields.keys()):
         message = "'tasks' is missing; add it, or 'orchestrate' with a goal, or 'workflow' with steps"
         source.problems.append(source.problem(("tasks",), message))
     for key in given[1:]:

@@ -287,7 +287,9 @@ def unstorable(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, str]]:
 def not_json(error: json.JSONDecodeError) -> str:
     """Return the message about a text refused by json."""
     # Some messages of json end before a position, which is reported separately.
-    return f"this is not JSON: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+    message = f"this is not JSON: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+    comma = error.msg.startswith("Expecting") and error.doc[: error.pos].rstrip().endswith(",")
+    return f"{message}; remove the comma before it" if comma and error.doc[error.pos :][:1] in {"]", "}"} else message
 
 
 def too_many_digits() -> str:

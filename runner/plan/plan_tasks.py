@@ -35,6 +35,7 @@ from plait.runner.prompts.prompt_template import check_plain, condition_names, p
 from plait.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task, TaskFile, lacks_prompt
 
 _MOST_FIELDS = 20
+_MOST_NAMED = 10
 _USED = re.compile(r"the (?:prompt|condition) uses \{\{ (\S+) \}\}")
 
 
@@ -159,7 +160,11 @@ class PlanTasks:
             return [name]
         self._hints -= 1
         close = difflib.get_close_matches(name, known, n=1) if self._hints >= 0 else []
-        self._complain(path, f"unknown task {name!r}{nearest(name, close)}")
+        others = [task_id for task_id in self._by_id if task_id != self._parts[int(path[1])].id]
+        hint = nearest(name, close)
+        if not hint and 0 < len(others) <= _MOST_NAMED:
+            hint = f"; there are {', '.join(map(repr, others))}" if others[1:] else f"; there is {others[0]!r}"
+        self._complain(path, f"unknown task {name!r}{hint}")
         return close
 
     def _checked_for_each(self, index: int, part: TaskPart) -> TaskPart:
