@@ -32,12 +32,13 @@ from plait.backends.backend_protocol import (
 )
 from plait.backends.function_backend import as_backend
 from plait.backends.hosts.host_connection import AttemptChannel
-from plait.backends.hosts.host_frames import Frame, read_error, read_output, read_question, read_reply, request_json
+from plait.backends.hosts.host_frames import Frame, read_error, read_reply, request_json
 from plait.backends.hosts.host_session import HeldSlot, HostSession
 from plait.backends.prices import UNBILLED, BilledBackend, Billing
 from plait.backends.turn_cancellation import when_cancelled
+from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonValue, value
+from plait.json_form import JsonValue, from_json, value
 
 _OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})
 """The kinds of errors whose remedy is on the host: a program, a module or a key is missing there."""
@@ -230,11 +231,11 @@ class HostConversation:
         try:
             match frame["op"]:
                 case "reply":
-                    reply = read_reply(frame)
+                    reply = read_reply(frame["reply"])
                 case "asked":
-                    raise QuestionAsked(read_question(frame))
+                    raise QuestionAsked(Question(**frame["question"]))
                 case "error":
-                    error = read_error(frame)
+                    error = read_error(frame["error"])
                     if error.kind in _OF_HOST:
                         error.message = f"{self._host}: {error.message}"
                     raise error
@@ -255,7 +256,7 @@ class HostConversation:
                     self.session_id = self._with_host(frame["session_id"])
                     self._request.on_session(self.session_id)
                 case "output":
-                    output = read_output(frame)
+                    output = from_json(Output, frame["output"])
                     self._shown.write(output)
                     self._request.on_output(output)
                 case _:

@@ -20,7 +20,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -53,18 +53,15 @@ from plait.backends.hosts.host_frames import (
     Frame,
     error_json,
     frame_line,
-    output_json,
-    question_json,
     read_frame,
     read_request,
-    reply_json,
 )
 from plait.backends.process.child_manifest import manifests_below
 from plait.backends.process.child_process import sweep
 from plait.backends.process.private_files import private_folder
 from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, as_json
 from plait.safe_text import one_line, without_secrets
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
@@ -280,12 +277,12 @@ class _Host:
             self._write({**answer, "attempt": attempt})
         except (TypeError, ValueError) as error:
             message = f"the reply is no JSON, so it cannot be sent: {one_line(str(error))}"
-            self._write({"op": "error", **error_json(BackendError(ErrorKind.UNEXPECTED, message)), "attempt": attempt})
+            self._write({**_error_frame(BackendError(ErrorKind.UNEXPECTED, message)), "attempt": attempt})
         self._grant()
 
     async def _answer(self, attempt: str, frame: Frame) -> Frame:
         with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
-            return {"op": "reply", **reply_json(await in_own_context(self._reply(attempt, frame)))}
+            return {"op": "reply", "reply": as_json(await in_own_context(self._reply(attempt, frame)))}
 
     async def _reply(self, attempt: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])
@@ -321,13 +318,13 @@ class _Host:
                 self._write({"op": op, **fields, "attempt": attempt})
 
         def on_output(output: Output) -> None:
-            report("output", output_json(output))
+            report("output", {"output": as_json(output)})
 
         def on_session(session_id: str) -> None:
             report("session", {"session_id": session_id})
 
         def on_allowance(allowance: Allowance) -> None:
-            report("allowance", {"limits": asdict(allowance)})
+            report("allowance", {"limits": as_json(allowance)})
 
         return ConversationRequest(
             **read_request(parts),
@@ -353,13 +350,16 @@ class _Host:
 def _failure(error: BaseException) -> Frame:
     """Return the frame for an attempt that `error` has ended, and not its cancel scope."""
     if (asked := question_in(error)) is not None:
-        return {"op": "asked", **question_json(asked.question)}
+        return {"op": "asked", "question": as_json(asked.question)}
     if isinstance(error, BackendError):
-        return {"op": "error", **error_json(error)}
+        return _error_frame(error)
     if isinstance(error, BackendUnavailable):
-        return {"op": "error", **error_json(BackendError(ErrorKind.UNAVAILABLE, str(error)))}
+        return _error_frame(BackendError(ErrorKind.UNAVAILABLE, str(error)))
     text = f"{type(error).__name__}: {without_secrets(one_line(str(error)))}"
     if isinstance(error, asyncio.CancelledError):
         text = f"the backend raised {error!r}, but plait had not cancelled the call"
-    unexpected = BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(error))
-    return {"op": "error", **error_json(unexpected)}
+    return _error_frame(BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(error)))
+
+
+def _error_frame(error: BackendError) -> Frame:
+    return {"op": "error", "error": error_json(error)}

@@ -10,7 +10,8 @@ import pytest
 
 from plait import DAG, ParallelRunner, Task
 from plait.backends import ConversationRequest, Message, Reply, Usage
-from plait.backends.hosts.host_frames import read_reply, reply_json
+from plait.backends.hosts.host_frames import read_reply
+from plait.json_form import as_json
 from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_exits import run_cli
@@ -67,4 +68,4 @@ async def test_thoughts_are_the_reasoning_of_a_trace(store: Store) -> None:
 
 def test_thoughts_arrive_from_a_host() -> None:
     reply = Reply("fine", messages=(Message("user", "?"), Message("assistant", "fine", thoughts="hm")))
-    assert read_reply(json.loads(json.dumps(reply_json(reply)))) == reply
+    assert read_reply(json.loads(json.dumps(as_json(reply)))) == reply
