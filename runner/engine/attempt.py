@@ -87,7 +87,7 @@ class Pricing:
 
     def _price(self, used: Usage, billing: Billing, messages: Sequence[Message]) -> Usage:
         """Return `used` with its cost. The usage of `messages`, if any, is by request."""
-        longest = max([one.usage.input_tokens for one in messages], default=0) or None
+        longest = max([message.usage.input_tokens for message in messages], default=0) or None
         return self._prices.priced(used, billing, longest, at=self._clock.wall())
 
     def _billing(self, name: str, model: str | None) -> Billing:
@@ -291,8 +291,8 @@ class AttemptRunner:
         if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
             await make_room(files.turn)
         attempt.called = True
-        said = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
-        outcome = await call_backend(backend, request, said, answers, self._run.cancellation)
+        message = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
+        outcome = await call_backend(backend, request, message, answers, self._run.cancellation)
         failure = outcome.error
         if failure is not None and failure.usage is NO_USAGE and not failure.continues_session:
             failure.usage = self._state.spent(attempt.position)  # a continued session counts the tokens again
@@ -464,10 +464,10 @@ class AttemptRunner:
         """Record a new, changed or confirmed session id. A call after the end of the attempt, or with an id that is
         not a text, changes nothing. `last` marks the id in the reply, for which confirming a known id is unnecessary.
         """
-        known = clean_text(session_id) if isinstance(session_id, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
-        if known is None or (attempt.over and not last):
+        new_id = clean_text(session_id) if isinstance(session_id, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if new_id is None or (attempt.over and not last):
             return
-        if known == attempt.session_id and (attempt.confirmed or last):
+        if new_id == attempt.session_id and (attempt.confirmed or last):
             return
-        attempt.session_id, attempt.confirmed = known, True
-        self._run.sink.submit([events.SessionOpened(self._stamp(), attempt.task.id, attempt.number, known)])
+        attempt.session_id, attempt.confirmed = new_id, True
+        self._run.sink.submit([events.SessionOpened(self._stamp(), attempt.task.id, attempt.number, new_id)])

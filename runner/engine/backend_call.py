@@ -205,7 +205,7 @@ def _reply_problem(reply: object) -> str | None:
         value = getattr(reply, name)
         if not isinstance(value, kinds):
             return f"field {name!r} is of type {type(value).__name__}"
-    if odd := [one.role for one in reply.messages if one.role not in _ROLES]:
+    if odd := [message.role for message in reply.messages if message.role not in _ROLES]:
         return f"a message has the role {odd[0]!r}; the roles are {', '.join(_ROLES)}"
     if reply.question is not None and reply.tasks:
         return "the reply has both a question and tasks; return one of the two"
@@ -266,7 +266,7 @@ def _deeper_than(value: JsonValue, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     inside = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_deeper_than(one, levels - 1) for one in inside)
+    return levels == 0 or any(_deeper_than(item, levels - 1) for item in inside)
 
 
 def classified(error: Exception) -> BackendError:

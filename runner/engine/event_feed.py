@@ -89,8 +89,8 @@ class Feed:
         """Pass `event` to every reader, unless it is not shown. Do nothing after the event that ends the run."""
         if self._ended or not event.shown:
             return
-        for one in self._readers:
-            if (reader := one()) is not None:
+        for reference in self._readers:
+            if (reader := reference()) is not None:
                 reader.put(event)
         if not isinstance(event, events.TaskEvent):
             self._note(event)

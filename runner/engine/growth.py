@@ -135,8 +135,8 @@ class Growth:
                 yield self._unknown_backend(task.backend, task, place)
 
     def _unknown_backend(self, name: str, task: Task, place: int) -> Problem:
-        known = ", ".join(sorted(self._backends))
-        message = f"no backend named {name!r}; there are: {known}{nearest(name, self._backends)}"
+        names = ", ".join(sorted(self._backends))
+        message = f"no backend named {name!r}; there are: {names}{nearest(name, self._backends)}"
         return Problem(message, task.id, "backend", None, place)
 
     def _backends_of(self, tasks: Sequence[Task]) -> list[str]:
@@ -240,20 +240,20 @@ def _elements(task: Task, result: TaskResult | None) -> Sequence[JsonValue]:
     """Return the list over which the task is expanded. Raises DAGError if the result holds no such list."""
     if result is None or result.status is not TaskStatus.COMPLETED:
         return []  # skipped, or failed softly: no elements
-    found = result.data
-    if isinstance(found, dict):
-        lists = [value for value in found.values() if isinstance(value, list)]
-        found = lists[0] if len(lists) == 1 else None
-    if not isinstance(found, list):
+    elements = result.data
+    if isinstance(elements, dict):
+        lists = [value for value in elements.values() if isinstance(value, list)]
+        elements = lists[0] if len(lists) == 1 else None
+    if not isinstance(elements, list):
         message = (
             f"for_each needs a list, or a mapping with one list in it, as the result of task {task.for_each!r}; "
             f"give {task.for_each!r} an output_schema for a list"
         )
         raise DAGError([Problem(message, task.id)])
-    for number, element in enumerate(found, 1):
+    for number, element in enumerate(elements, 1):
         if element is None:
             raise DAGError([Problem(f"element {number} of {task.for_each!r} is null", task.id)])
-    return found
+    return elements
 
 
 def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue) -> Task:

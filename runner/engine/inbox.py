@@ -293,8 +293,8 @@ class PendingQuestions:
             self._state.attempts[position],
         )
         with scope:
-            while (left := parse_time(asking.deadline_at) - clock.wall()) > 0:
-                await clock.sleep(left)
+            while (remaining := parse_time(asking.deadline_at) - clock.wall()) > 0:
+                await clock.sleep(remaining)
             # The inbox is read at intervals only: an answer sent in time may still be unread.
             await self._run.look_for_answer(task_id, attempt, asking.deadline_at)
         if scope.cancelled_caught or self._state.asking.get(position) is not asking:

@@ -156,9 +156,9 @@ class OutcomeHandler:
         self._state.count_failure(attempt.position, failure.kind)
         if self._state.is_corrected(attempt.position) or attempt.task.at_most_once:
             return self._fail(attempt, failure, duration)
-        said = _earlier_messages(attempt)
+        earlier = _earlier_messages(attempt)
         continuation = Continuation(
-            attempt.session_id, said, correction=correction_prompt(text), refused=failure.messages
+            attempt.session_id, earlier, correction=correction_prompt(text), refused=failure.messages
         )
         return self._retry(attempt, failure, duration, 0.0, continuation)
 
@@ -368,10 +368,13 @@ def _is_prompt_and_answer(reply: Reply, prompt: str) -> bool:
         return True
     if len(reply.messages) != 2:
         return False
-    asked, said = reply.messages
-    is_same = (asked.role, asked.content, said.role, said.content) == ("user", prompt, "assistant", reply.text)
+    sent, answer = reply.messages
+    is_same = (sent.role, sent.content, answer.role, answer.content) == ("user", prompt, "assistant", reply.text)
     return (
-        is_same and not said.thoughts and _tokens(asked.usage) == (0, 0) and _tokens(said.usage) == _tokens(reply.usage)
+        is_same
+        and not answer.thoughts
+        and _tokens(sent.usage) == (0, 0)
+        and _tokens(answer.usage) == _tokens(reply.usage)
     )
 
 

@@ -72,12 +72,12 @@ class Delays:
             self._scopes[position].cancel()
 
     async def _wait(self, position: int, delay: float, scope: anyio.CancelScope) -> None:
-        left = max(0.0, delay)
-        end = self._clock.wall() + left
+        remaining = max(0.0, delay)
+        end = self._clock.wall() + remaining
         with scope:
-            await self._clock.sleep(step := min(left, _STEP_S))
-            while (left := min(left - step, end - self._clock.wall())) > 0:
-                await self._clock.sleep(step := min(left, _STEP_S))
+            await self._clock.sleep(step := min(remaining, _STEP_S))
+            while (remaining := min(remaining - step, end - self._clock.wall())) > 0:
+                await self._clock.sleep(step := min(remaining, _STEP_S))
         del self._scopes[position]
         await self._try_again(position)
 
@@ -110,7 +110,7 @@ class ThrottlingReporter:
     def __init__(self, run: LiveRun) -> None:
         self._run = run
         self._scheduler = run.scheduler
-        self._told: dict[str, tuple[float, int]] = {}
+        self._reported: dict[str, tuple[float, int]] = {}
         """The end of the pause, 0.0 without one, and the slots of each throttled backend, as reported last."""
         self._causes: dict[str, str] = {}
         self._limited: set[str] = set()
@@ -130,25 +130,25 @@ class ThrottlingReporter:
                 self._run.sink.submit([event])
 
     def _changed(self, name: str, account: Account) -> None:
-        pause, told = account.pause, self._told.get(name)
+        pause, reported = account.pause, self._reported.get(name)
         until = pause.until if pause is not None and account.throttled else 0.0
-        if not _is_news(told, until, account):
+        if not _is_news(reported, until, account):
             return
         if pause is None:
-            del self._told[name]
+            del self._reported[name]
         else:
-            self._told[name], self._causes[name] = (until, account.slots), pause.cause
+            self._reported[name], self._causes[name] = (until, account.slots), pause.cause
         end = iso(until) if until else None
         event = events.BackendThrottled(self._run.stamp(), name, end, self._causes[name], account.slots, account.total)
         self._run.sink.submit([event])
 
 
-def _is_news(told: tuple[float, int] | None, until: float, account: Account) -> bool:
-    """Return whether a pause until `until`, 0.0 for none, is to be reported after `told`."""
-    if told is None:
+def _is_news(reported: tuple[float, int] | None, until: float, account: Account) -> bool:
+    """Return whether a pause until `until`, 0.0 for none, is to be reported after `reported`."""
+    if reported is None:
         return account.pause is not None
-    told_until, told_slots = told
+    last_until, last_slots = reported
     if until:
-        return not told_until or until > told_until + _LONGER_S
-    was_long = told_until > 0 and account.pause is not None and account.pause.probe
-    return account.pause is None or account.slots != told_slots or was_long
+        return not last_until or until > last_until + _LONGER_S
+    was_long = last_until > 0 and account.pause is not None and account.pause.probe
+    return account.pause is None or account.slots != last_slots or was_long

@@ -36,7 +36,7 @@ def run_on_hosts(run_id: str, created_at: str, epoch: int, adopted: Iterable[tup
 @asynccontextmanager
 async def connected_hosts(backends: Iterable[Backend], run: RunOnHosts) -> AsyncGenerator[Sequence[HostConnections]]:
     """Connect the hosts of all `backends` that place attempts on other hosts. Leaving disconnects the hosts."""
-    every = {id(one.hosts): one.hosts for one in backends if isinstance(one, PlacedBackend)}
+    every = {id(backend.hosts): backend.hosts for backend in backends if isinstance(backend, PlacedBackend)}
     if not every:
         yield ()
         return
@@ -46,12 +46,12 @@ async def connected_hosts(backends: Iterable[Backend], run: RunOnHosts) -> Async
 
 async def follow_slots(connections: Sequence[HostConnections], on_slots: Callable[[int], None]) -> None:
     """Call `on_slots` with the number of slots of all hosts, whenever it grows. Runs until it is cancelled."""
-    found = [0] * len(connections)
+    slots = [0] * len(connections)
 
     async def follow(index: int, hosts: HostConnections) -> None:
         while True:
-            found[index] = await hosts.more_slots(found[index])
-            on_slots(sum(found))
+            slots[index] = await hosts.more_slots(slots[index])
+            on_slots(sum(slots))
 
     async with anyio.create_task_group() as group:
         for index, hosts in enumerate(connections):
@@ -60,8 +60,8 @@ async def follow_slots(connections: Sequence[HostConnections], on_slots: Callabl
 
 def remove_files_on_hosts(connections: Iterable[HostConnections]) -> None:
     """Ask the hosts to remove the files of the run, which is over."""
-    for one in connections:
-        one.remove_files()
+    for hosts in connections:
+        hosts.remove_files()
 
 
 async def end_on_hosts(
@@ -85,19 +85,19 @@ async def end_on_hosts(
 
 async def _reached(connections: Iterable[HostConnections]) -> Collection[str]:
     """Return the names of the hosts that are connected, of all groups, which are waited for at once."""
-    found: set[str] = set()
+    names: set[str] = set()
 
     async def add(hosts: HostConnections) -> None:
-        found.update(await hosts.reached())
+        names.update(await hosts.reached())
 
     async with anyio.create_task_group() as group:
-        for one in connections:
-            group.start_soon(add, one)
-    return found
+        for connection in connections:
+            group.start_soon(add, connection)
+    return names
 
 
 def _by_host(adopted: Iterable[tuple[str, str, int]]) -> Mapping[str, Sequence[str]]:
-    found: dict[str, list[str]] = {}
+    attempts: dict[str, list[str]] = {}
     for place, task_id, attempt in adopted:
-        found.setdefault(place, []).append(f"{task_id}/{attempt}")
-    return found
+        attempts.setdefault(place, []).append(f"{task_id}/{attempt}")
+    return attempts

@@ -211,7 +211,11 @@ async def _execute(run: LiveRun, end_cut: Callable[[], Awaitable[None]] = _nothi
         try:
             await end_cut()
         finally:
-            sessions = {position: one.session_id for position, one in state.continuations.items() if one.session_id}
+            sessions = {
+                position: continuation.session_id
+                for position, continuation in state.continuations.items()
+                if continuation.session_id
+            }
             last_events = executor.finish()
             run.sink.submit(last_events)
             reached("run.ended")

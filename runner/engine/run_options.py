@@ -178,7 +178,9 @@ def default_backend(named: Mapping[str, Backend], default: str | None, *, given:
 
 def answer_keys(options: RunOptions) -> dict[str, JsonValue]:
     """Return the answer keys of the backends whose answers a later run may take over; "" is the default backend."""
-    keys = {name: one.answer_key() for name, one in options.backends.items() if isinstance(one, ReusableBackend)}
+    keys = {
+        name: backend.answer_key() for name, backend in options.backends.items() if isinstance(backend, ReusableBackend)
+    }
     return {**keys, "": keys[options.default]} if options.default in keys else keys
 
 

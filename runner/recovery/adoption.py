@@ -34,23 +34,24 @@ from plait.statuses import TASK_STATUSES, TaskStatus
 
 async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
     """Return `run` with the states of the running attempts in `detached`, read from files. No living owner exists."""
-    asked: dict[str, tuple[DetachedBackend, Files]] = {}
+    turns: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
     for task, record in zip(run.state.dag, run.tasks, strict=True):
         if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and task.for_each is None:
             backend = options.backends.get(run.state.dag.backend_of(task) or options.default)
             if isinstance(backend, DetachedBackend):
-                asked[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
+                turns[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
     placed = await _placed_turns(options, run)
-    if not asked and not placed:
+    if not turns and not placed:
         return run
-    detached = await run_sync(_inspect, asked)
+    detached = await run_sync(_inspect, turns)
     owner = run.record.owner
     if owner is not None and liveness(owner) is not Liveness.DEAD:
         # The owner may only be suspended, and ends its child processes after waking up: do not adopt running attempts.
         # The sessions and replies in the files are valid all the same.
         detached = {
-            task_id: replace(one, state="dead") if one.state == "alive" else one for task_id, one in detached.items()
+            task_id: replace(turn, state="dead") if turn.state == "alive" else turn
+            for task_id, turn in detached.items()
         }
     detached |= placed
     return replace(
@@ -77,17 +78,17 @@ async def _placed_turns(options: RunOptions, run: StoredRun) -> dict[str, Detach
     }
 
 
-def _inspect(asked: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:
-    found: dict[str, DetachedTurn] = {}
-    for task_id, (backend, files) in asked.items():
+def _inspect(turns: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:
+    states: dict[str, DetachedTurn] = {}
+    for task_id, (backend, files) in turns.items():
         try:
             detached = backend.inspect(files)
         except Exception as error:
             logger(task=task_id).warning("left_failed", error=type(error).__name__)
             continue
         if detached is not None:
-            found[task_id] = detached
-    return found
+            states[task_id] = detached
+    return states
 
 
 def _with_session(record: TaskRecord, detached: DetachedTurn | None) -> TaskRecord:

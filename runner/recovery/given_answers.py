@@ -112,10 +112,10 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
         )
     if asking is None:
         before = run.state.answers.get(position, ())
-        said = f"; the last question was answered by {before[-1].by}" if before else ""
+        hint = f"; the last question was answered by {before[-1].by}" if before else ""
         if TaskStatus(record.status) is TaskStatus.COMPLETED:
-            said += f"; to go on with its conversation: plait continue {run_id} {task_id} MESSAGE"
-        raise AnswerConflict(f"task {task_id!r} of run {run_id} is {record.status} and has no open question{said}")
+            hint += f"; to go on with its conversation: plait continue {run_id} {task_id} MESSAGE"
+        raise AnswerConflict(f"task {task_id!r} of run {run_id} is {record.status} and has no open question{hint}")
     return asking, record
 
 

@@ -227,10 +227,10 @@ def _require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], 
     )
 
 
-def _evidence(run: StoredRun, given: ReceivedAnswers) -> Evidence:
+def _evidence(run: StoredRun, received: ReceivedAnswers) -> Evidence:
     """Return the facts beside the task records on which the steps depend."""
-    ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in given.answers}
-    return Evidence(ways, given.late, run.detached, owner_died(run))
+    ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in received.answers}
+    return Evidence(ways, received.late, run.detached, owner_died(run))
 
 
 def owner_died(run: StoredRun) -> bool:

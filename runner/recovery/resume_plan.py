@@ -168,9 +168,9 @@ def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry
     """Return the step of a task without regard to dependencies."""
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
-        left = evidence.detached.get(task.id)
-        if left is not None and outlives(left):
-            return _adopted(left, task.id)
+        turn = evidence.detached.get(task.id)
+        if turn is not None and outlives(turn):
+            return _adopted(turn, task.id)
         return _under_way(task, record, died=evidence.died)
     if status is TaskStatus.PENDING:
         return _pending(task, record)
@@ -210,17 +210,17 @@ def _damaged(task: Task, *, retry_failed: bool) -> ResumeStep:
     )
 
 
-def outlives(left: DetachedTurn) -> bool:
+def outlives(turn: DetachedTurn) -> bool:
     """Return whether the attempt is still running, or has ended without a stored end."""
-    return left.state != "dead"
+    return turn.state != "dead"
 
 
-def _adopted(left: DetachedTurn, task_id: str) -> ResumeStep:
-    if left.place is not None:
-        reason = f"the attempt was placed on {left.place}, and goes on there if it is still under way"
+def _adopted(turn: DetachedTurn, task_id: str) -> ResumeStep:
+    if turn.place is not None:
+        reason = f"the attempt was placed on {turn.place}, and goes on there if it is still under way"
         return ResumeStep(task_id, ResumeAction.ADOPT, reason)
-    about = f" ({left.about})" if left.about else ""
-    if left.state == "alive":
+    about = f" ({turn.about})" if turn.about else ""
+    if turn.state == "alive":
         return ResumeStep(task_id, ResumeAction.ADOPT, f"the agent is still running{about}")
     return ResumeStep(task_id, ResumeAction.ADOPT, f"the agent has finished, and its answer can be read{about}")
 

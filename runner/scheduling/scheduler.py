@@ -374,8 +374,8 @@ class Scheduler:
 
     def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
         """Return the number of tasks that the task at `position` waits for."""
-        needed = [one for one in self._dag.needed(position) if not self._is_satisfied(one, statuses[one])]
-        return sum(self._for_each.waits(position, one) for one in needed)
+        needed = [before for before in self._dag.needed(position) if not self._is_satisfied(before, statuses[before])]
+        return sum(self._for_each.waits(position, before) for before in needed)
 
     def _is_satisfied(self, position: int, status: TaskStatus) -> bool:
         return status in TASK_DONE and self._satisfies(position, status)
@@ -451,10 +451,10 @@ class ForEachQueue:
         needed_by = self._dag.needed_by(position)
         if self._dag.tasks[position].for_each is None:
             return needed_by
-        return [one for one in needed_by if self.waits(one, position)]
+        return [after for after in needed_by if self.waits(after, position)]
 
     def paired(self, position: int) -> list[int]:
         """Return the positions of the dependents of the expanded task at `position` that do not wait for the task
         itself.
         """
-        return [one for one in self._dag.needed_by(position) if not self.waits(one, position)]
+        return [after for after in self._dag.needed_by(position) if not self.waits(after, position)]

@@ -90,8 +90,8 @@ async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[st
     """
     root = files_root(store)
     if root is not None:
-        kept = [attempt_files(root, run_id, task_id, attempt).turn for task_id, attempt in keep]
-        await _end_below(run_folder(root, run_id), kept)
+        folders = [attempt_files(root, run_id, task_id, attempt).turn for task_id, attempt in keep]
+        await _end_below(run_folder(root, run_id), folders)
 
 
 def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple[str, int]]:
@@ -165,17 +165,19 @@ def _is_there(folder: Path) -> bool:
 
 def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> list[Path]:
     gone = [run_folder(root, run_id) for run_id in deleted]
-    known = {run_folder(root, run_id) for run_id in stored}.union(gone)
-    others = [one for one in root.iterdir() if one.is_dir() and one.name != SESSIONS] if root.is_dir() else []
+    wanted = {run_folder(root, run_id) for run_id in stored}.union(gone)
+    others = (
+        [folder for folder in root.iterdir() if folder.is_dir() and folder.name != SESSIONS] if root.is_dir() else []
+    )
     now = time.time()
-    return gone + [one for one in others if one not in known and now - one.lstat().st_mtime > _UNUSED_S]
+    return gone + [folder for folder in others if folder not in wanted and now - folder.lstat().st_mtime > _UNUSED_S]
 
 
-def _remove_sessions(folder: Path, known: Collection[str]) -> list[OSError]:
+def _remove_sessions(folder: Path, sessions: Collection[str]) -> list[OSError]:
     from plait.backends.agents.agent_sessions import remove_sessions_except  # noqa: PLC0415 - most stores have none
 
     try:
-        return remove_sessions_except(known, folder, _UNUSED_S)
+        return remove_sessions_except(sessions, folder, _UNUSED_S)
     except OSError as error:
         return [error]
 

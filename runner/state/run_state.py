@@ -179,13 +179,13 @@ class RunState:
         """Return the answers for `ask` in the task's next attempt: pairs of question and answer since the last question
         in a reply.
         """
-        found: list[tuple[str, JsonValue]] = []
+        pairs: list[tuple[str, JsonValue]] = []
         for answered in self._answers.get(position, ()):
             if answered.way is Way.REPLY:
-                found.clear()
+                pairs.clear()
             else:
-                found.append((answered.question, answered.value))
-        return found
+                pairs.append((answered.question, answered.value))
+        return pairs
 
     def answer_to_send(self, position: int) -> AnsweredQuestion | None:
         """Return the last answer to a question in a reply, with which the conversation continues; None without."""

@@ -81,23 +81,23 @@ class PolicyState:
 
     def encoded(self) -> str:
         """Return the JSON for `PolicyDecided.state`. Raises TypeError or ValueError for a value outside JSON."""
-        kept: dict[str, JsonValue] = {"state": self.state}
+        fields: dict[str, JsonValue] = {"state": self.state}
         if self.end is not None:
-            kept |= {"end": self.end.value, "error": self.error}
+            fields |= {"end": self.end.value, "error": self.error}
         if self.idle:
-            kept["idle"] = True
+            fields["idle"] = True
         if self.failed_on is not None:
-            kept["failed_on"] = self.failed_on
-        return to_json(kept)
+            fields["failed_on"] = self.failed_on
+        return to_json(fields)
 
 
 def read_policy_state(encoded: str | None) -> PolicyState:
     """Return the decoded state; the initial state for None. Raises ValueError, KeyError or TypeError if damaged."""
     if encoded is None:
         return PolicyState()
-    kept = json.loads(encoded)
-    end = None if "end" not in kept else cast("PolicyEnd", RunStatus(kept["end"]))
-    return PolicyState(kept["state"], end, kept.get("error"), kept.get("idle", False), kept.get("failed_on"))
+    fields = json.loads(encoded)
+    end = None if "end" not in fields else cast("PolicyEnd", RunStatus(fields["end"]))
+    return PolicyState(fields["state"], end, fields.get("error"), fields.get("idle", False), fields.get("failed_on"))
 
 
 async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRecord]:
@@ -144,7 +144,7 @@ def with_prompts(run: StoredRun, prompts: Mapping[str, str]) -> StoredRun:
         with_prompt(run.state.dag[task_id], prompts[task_id])
     if not prompts:
         return run
-    tasks = tuple(replace(one, prompt=prompts.get(one.task_id, one.prompt)) for one in run.tasks)
+    tasks = tuple(replace(task, prompt=prompts.get(task.task_id, task.prompt)) for task in run.tasks)
     state = RunState(decode_dag(run.record, tasks), tasks, usage=run.record.usage)
     return replace(run, tasks=tasks, state=state)
 
@@ -160,9 +160,9 @@ async def _with_damaged_talk(store: Store, run_id: str, state: RunState) -> set[
     return {name for name in links if _is_damaged(await store.list_messages(run_id, name))}
 
 
-def _is_damaged(said: Sequence[MessageRecord]) -> bool:
-    last = max((message.attempt for message in said), default=0)
-    return any(message.damaged for message in said if message.attempt == last)
+def _is_damaged(messages: Sequence[MessageRecord]) -> bool:
+    last = max((message.attempt for message in messages), default=0)
+    return any(message.damaged for message in messages if message.attempt == last)
 
 
 def has_ended(record: RunRecord, tasks: Sequence[TaskRecord], retry_failed: bool) -> bool:
@@ -242,15 +242,15 @@ class PlacedAttempt(NamedTuple):
 
 async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
     """Return the places by task id and number of the attempt. Raises StoreError."""
-    found: dict[tuple[str, int], PlacedAttempt] = {}
+    places: dict[tuple[str, int], PlacedAttempt] = {}
     after = 0
     while page := await store.list_events(run_id, after, kind=TaskPlaced.kind):
         for event in page:
             if event.task_id is not None and event.attempt is not None:
                 detail = json.loads(event.detail)
-                found[event.task_id, event.attempt] = PlacedAttempt(detail["place"], detail.get("interrupted", False))
+                places[event.task_id, event.attempt] = PlacedAttempt(detail["place"], detail.get("interrupted", False))
         after = page[-1].seq
-    return found
+    return places
 
 
 async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequence[str]]:
@@ -264,12 +264,12 @@ async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequenc
     if not placed:
         return {}
     ended = {(one.task_id, one.attempt) for one in await store.list_attempts(run_id) if _reported_by_host(one)}
-    found: dict[str, dict[str, None]] = {}
+    unfinished: dict[str, dict[str, None]] = {}
     for attempt, at in placed.items():
-        on_host = found.setdefault(at.place, {})
+        on_host = unfinished.setdefault(at.place, {})
         if attempt not in ended:
             on_host[attempt[0]] = None
-    return {host: tuple(ids) for host, ids in found.items()}
+    return {host: tuple(ids) for host, ids in unfinished.items()}
 
 
 def _reported_by_host(attempt: AttemptRecord) -> bool:

@@ -81,13 +81,13 @@ def with_digests(dag: DAG) -> DAG:
     problems: list[Problem] = []
     tasks: list[Task] = []
     for place, task in enumerate(dag):
-        found: list[TaskFile] = []
+        files: list[TaskFile] = []
         for file in task.files:
             try:
-                found.append(file if isinstance(file, TaskFile) else find_file(Path(file)))
+                files.append(file if isinstance(file, TaskFile) else find_file(Path(file)))
             except ValueError as error:
                 problems.append(Problem(str(error), task.id, "files", None, place))
-        tasks.append(replace(task, files=tuple(found)))
+        tasks.append(replace(task, files=tuple(files)))
     if problems:
         raise DAGError(problems)
     return DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth)
@@ -100,13 +100,13 @@ def files_of(task: Task) -> list[TaskFile]:
 
 def has_files(task: Task, dag: DAG) -> bool:
     """Return whether the task, or a task whose conversation it continues, has files."""
-    return any(one.files for one in _conversation(task, dag))
+    return any(each.files for each in _conversation(task, dag))
 
 
 async def read_contents(task: Task, dag: DAG) -> FileContents:
     """Return the contents of the files of an attempt of `task`. Raises BackendError of kind `invalid_request`."""
     own = [file for file in files_of(task) if file.media_type == TEXT]
-    seen = {file: None for one in _conversation(task, dag) for file in files_of(one) if file.media_type != TEXT}
+    seen = {file: None for each in _conversation(task, dag) for file in files_of(each) if file.media_type != TEXT}
     try:
         return await run_sync(_read_all, own, list(seen))
     except ValueError as error:
