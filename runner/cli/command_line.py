@@ -52,8 +52,6 @@ long as printing the help.
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""
-_MODULES = {"try": "fork_command", "mcp": "mcp", "worker": "worker"}
-"""The module of a subcommand that has none of its own: `run` stands in `run_command`."""
 FORMER_WORDS = {
     "completion": "plait --completion SHELL",
     "crashtest": "make crashtest",
@@ -78,7 +76,8 @@ class LazyGroup(click.Group):
         """Import and return the subcommand `cmd_name`; None for an unknown name."""
         if cmd_name not in COMMANDS and cmd_name not in _UNLISTED:
             return None
-        module = import_module(f"plait.runner.cli.{_MODULES.get(cmd_name, f'{cmd_name}_command')}")
+        name = "fork" if cmd_name == "try" else cmd_name
+        module = import_module(f"plait.runner.cli.{name}_command")
         return cast("click.Command", getattr(module, f"{cmd_name}_command"))
 
     def resolve_command(

@@ -1,4 +1,5 @@
-"""Ends the process at a second Ctrl-C or SIGTERM, also while nothing of Python can run.
+"""The first Ctrl-C, SIGTERM or SIGHUP stops a run in order; the second Ctrl-C or SIGTERM ends the process, also while
+nothing of Python can run.
 
 A handler of Python runs between two instructions of Python, and one of the event loop when the loop is free: neither
 runs while a function of the user blocks the loop, or a library holds the interpreter. So the system itself has to end
@@ -12,13 +13,62 @@ with this process, and the agents that this process was ending; a resume follows
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from types import FrameType
 
+import anyio
+import anyio.abc
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h"
 _IS_MACOS = sys.platform == "darwin"
 _RESET = 0x4 if _IS_MACOS else -0x80000000
+
+
+async def stop_on_signal(
+    stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
+) -> None:
+    """Call `stop` at the first signal; a second Ctrl-C or SIGTERM ends the process. A signal that is ignored from the
+    start stays ignored: a shell ignores Ctrl-C for background jobs, and `nohup` ignores SIGHUP.
+    """
+    handled = [one for one in (*_ENDING, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    ending = [one for one in _ENDING if one in handled]
+    stopping = False
+    try:
+        with anyio.open_signal_receiver(*handled) as signals:
+            end_at_second(ending)
+            task_status.started()
+            async for _ in signals:
+                stopping = True
+                # The first signal may be another one than the second.
+                for number in ending:
+                    signal.signal(number, signal.SIG_DFL)
+                if signal.SIGHUP in handled:
+                    signal.signal(signal.SIGHUP, _ignore_hangup)
+                _show_cursor()
+                note("stopping, and storing the state of the run; a second signal exits at once")
+                stop()
+                await anyio.sleep_forever()
+    finally:
+        if stopping and signal.SIGHUP in handled:
+            signal.signal(signal.SIGHUP, _ignore_hangup)
+
+
+def _ignore_hangup(_number: int, _frame: FrameType | None) -> None:
+    """Ignore SIGHUP. A closed terminal sends it twice, from the kernel and from the shell, and the second is no request
+    to exit at once.
+    """
+
+
+def _show_cursor() -> None:
+    """Show the cursor that a live display hides: a process that the system ends shows it no more."""
+    if sys.stderr.isatty():
+        with suppress(OSError):
+            os.write(2, _SHOW_CURSOR)
 
 
 class _Action(ctypes.Structure):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from types import FrameType
 from typing import Protocol
 
 import anyio
@@ -22,7 +19,7 @@ from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.cli import run_report
 from plait.runner.cli.command_options import OutputOptions
-from plait.runner.cli.ctrl_c import end_at_second
+from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.run_progress import Progress, event_line, grow
 from plait.runner.cli.run_report import FinishedRun
 from plait.runner.cli.terminal_output import print_note
@@ -37,7 +34,6 @@ from plait.statuses import RunStatus, TaskStatus
 from plait.usage import lacks_price
 
 _REFRESH = 0.2  # seconds
-_SHOW_CURSOR = b"\x1b[?25h"
 
 
 _DETAILS = events.RunCreated | events.TaskOutput | events.NodeStarted | events.TaskPlaced | events.SessionOpened
@@ -225,48 +221,3 @@ async def _refresh_display(display: Display) -> None:
     while True:
         await anyio.sleep(_REFRESH)
         display.tick()
-
-
-async def stop_on_signal(
-    stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
-) -> None:
-    """Call `stop` at the first signal; a second Ctrl-C or SIGTERM ends the process. A signal that is ignored from the
-    start stays ignored: a shell ignores Ctrl-C for background jobs, and `nohup` ignores SIGHUP.
-    """
-    handled = [one for one in (*_ENDING, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    ending = [one for one in _ENDING if one in handled]
-    stopping = False
-    try:
-        with anyio.open_signal_receiver(*handled) as signals:
-            end_at_second(ending)
-            task_status.started()
-            async for _ in signals:
-                stopping = True
-                # The first signal may be another one than the second.
-                for number in ending:
-                    signal.signal(number, signal.SIG_DFL)
-                if signal.SIGHUP in handled:
-                    signal.signal(signal.SIGHUP, _ignore_hangup)
-                _show_cursor()
-                note("stopping, and storing the state of the run; a second signal exits at once")
-                stop()
-                await anyio.sleep_forever()
-    finally:
-        if stopping and signal.SIGHUP in handled:
-            signal.signal(signal.SIGHUP, _ignore_hangup)
-
-
-def _ignore_hangup(_number: int, _frame: FrameType | None) -> None:
-    """Ignore SIGHUP. A closed terminal sends it twice, from the kernel and from the shell, and the second is no request
-    to exit at once.
-    """
-
-
-def _show_cursor() -> None:
-    """Show the cursor that a live display hides: a process that the system ends shows it no more."""
-    if sys.stderr.isatty():
-        with suppress(OSError):
-            os.write(2, _SHOW_CURSOR)
-
-
-_ENDING = (signal.SIGINT, signal.SIGTERM)

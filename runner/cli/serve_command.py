@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,11 +26,11 @@ from plait.runner.cli.command_options import (
     log_options,
     store_option,
 )
-from plait.runner.cli.follow_run import stop_on_signal
+from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import MAX_RUNS_SEARCHED, StorePlace, open_store
+from plait.runner.client.store_place import MAX_RUNS_SEARCHED, open_store
 from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.serving.server_access import listen, make_access, token_file, url_of
@@ -39,8 +38,6 @@ from plait.runner.views.read_views import shown_status
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from plait.runner.serving.http_server import ApiServer
 
 
@@ -104,77 +101,51 @@ def serve_command(file: Path | None, **options: Any) -> int:
     if options["queues"] and options["takes_up"]:
         raise click.UsageError("give --queue or --resume, not both: with --queue, the workers take up the runs")
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
-    where = ServeOptions(
-        options["host"],
-        options["port"],
-        options["store_path"],
-        options["as_json"],
-        options["cancel_grace"],
-        options["takes_up"],
-        options["queues"],
-    )
     with redirect_prints():
-        return anyio.run(serve, backend_set, where, options["concurrency"])
+        return anyio.run(_serve, backend_set, options)
 
 
 _TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """The address of the server, the store of its runs, and the grace time of a cancelled run in seconds."""
-
-    host: str
-    port: int
-    store: StorePlace
-    as_json: bool
-    cancel_grace: float
-    takes_up: bool = False
-    """Continue posted runs of earlier servers."""
-    queues: bool = False
-    """Store posted runs for workers, and execute none."""
-
-
-async def serve(backend_set: BackendSet, options: ServeOptions, concurrency: int | None) -> int:
+async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
     """Serve until a signal. Return the exit code."""
     from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
     from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
 
-    with listen(options.host, options.port) as listening:
-        opened = () if options.queues else backend_set.specs
+    with listen(options["host"], options["port"]) as listening:
+        opened = () if options["queues"] else backend_set.specs
         async with (
             backend_set.open(opened) as made,
-            open_store(options.store) as store,
-            _make_runs(backend_set, made, store, options, concurrency) as runs,
+            open_store(options["store_path"]) as store,
+            _make_runs(backend_set, made, store, options) as runs,
         ):
             settings = {**backend_set.settings(), "posted": True}
             specs = backend_set.specs
-            served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options.queues)
-            url = url_of(options.host, listening.getsockname()[1])
-            access = make_access(options.store, url, store.files_root)
+            served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options["queues"])
+            url = url_of(options["host"], listening.getsockname()[1])
+            access = make_access(options["store_path"], url, store.files_root)
             with token_file(access):
-                if options.as_json:
+                if options["as_json"]:
                     # One line, for the program that waits.
                     print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))
-                doing = "queueing runs for workers" if options.queues else "serving runs"
+                doing = "queueing runs for workers" if options["queues"] else "serving runs"
                 print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
                 print_note(f"  {'token':<9} {access.token_path}")
-                server = ApiServer(served, listening, access.token, access.sign_in, options.host)
-                await serve_until_signal(server, runs, partial(_take_up, runs, store, options.takes_up))
+                server = ApiServer(served, listening, access.token, access.sign_in, options["host"])
+                await serve_until_signal(server, runs, partial(_take_up, runs, store, options["takes_up"]))
             return CANCELLED if runs.driven else COMPLETED
 
 
-def _make_runs(
-    backend_set: BackendSet, made: Mapping[str, Backend], store: Store, options: ServeOptions, concurrency: int | None
-) -> Runs:
+def _make_runs(backend_set: BackendSet, made: Mapping[str, Backend], store: Store, options: Mapping[str, Any]) -> Runs:
     """Return the runs: on the open backends `made`, or on none if the workers execute the runs."""
-    concurrency = concurrency or backend_set.concurrency()
-    if options.queues:
+    concurrency = options["concurrency"] or backend_set.concurrency()
+    if options["queues"]:
         queueing = queueing_options(backend_set, backend_set.specs, store, concurrency)
         return Runs(queueing, source=TrustedBackends(store))
     return Runs(
         backend_set.options(
-            made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options.cancel_grace
+            made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options["cancel_grace"]
         )
     )
 

@@ -171,8 +171,9 @@ async def _usages(run: StoredRun, places: Mapping[str, int]) -> dict[int, Usage]
     usages: dict[int, Usage] = {}
     while True:
         for position, record in enumerate(run.tasks):
-            place = places.get(to_json(task_identity(run.state, position)))
-            if place is not None and record.usage != NO_USAGE:
+            if record.usage == NO_USAGE:
+                continue
+            if (place := places.get(to_json(task_identity(run.state, position)))) is not None:
                 usages.setdefault(place, record.usage)
         reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
         if reuse is None:
@@ -231,9 +232,7 @@ class _Foresight(OutcomeHandler):
         self._note(position, action, self._reason(position, depends_on, answer), depends_on, answer)
         if action is not ReuseAction.REUSE:
             self._open.add(position)
-        if answer is None:
-            return self._assume(position)
-        return self.take_over(position, answer if answer.prompt is not None else replace(answer, prompt=""))
+        return self._assume(position) if answer is None else self.take_over(position, answer)
 
     def _assume(self, position: int) -> list[events.Event]:
         """Let the task end as in the earlier run."""

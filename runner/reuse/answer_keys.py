@@ -48,6 +48,8 @@ class AnswerKeys:
         self.backend_keys = backend_keys
         self.by_position: dict[int, str | None] = {}
         """The keys worked out so far; None for an answer that is never shared."""
+        self.prompts: dict[int, str] = {}
+        """The rendered prompts behind the keys."""
         self.changes: dict[int, str | None] = {}
         """What `describe_change` returned so far, by position."""
         self._excluded = state.answers if excluded is None else excluded
@@ -69,14 +71,15 @@ class AnswerKeys:
 
     def _is_shareable(self, position: int) -> bool:
         task = self.state.dag.tasks[position]
-        if task.adds_tasks or task.for_each is not None or self.state.has_added(position) or position in self._excluded:
+        if task.adds_tasks or task.for_each is not None or self.state.has_added(position):
             return False
-        return (self.state.dag.backend_of(task) or "") in self.backend_keys
+        return position not in self._excluded
 
     def _new_key(self, position: int) -> str | None:
-        if not self._is_shareable(position):
-            return None
         task, prefix = self.state.dag.tasks[position], None
+        name = self.state.dag.backend_of(task) or ""
+        if name not in self.backend_keys or not self._is_shareable(position):
+            return None
         if (before := self._continued(position)) is not None:
             if not self._is_shareable(before) or (earlier := self.by_position[before]) is None:
                 return None
@@ -85,7 +88,7 @@ class AnswerKeys:
             prompt = clean_text(self.state.prompt(task))
         except Exception:  # reported by the attempt
             return None
-        name = self.state.dag.backend_of(task) or ""
+        self.prompts[position] = prompt
         place = [] if self._anywhere else [task_identity(self.state, position), task.when, name]
         determines = [1, place, prompt, settings_of(task), self.backend_keys[name], prefix]
         return hashlib.sha256(to_json(determines).encode()).hexdigest()

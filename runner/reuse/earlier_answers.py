@@ -181,7 +181,7 @@ class EarlierAnswers:
             if position in self.persons:
                 self._like[key] = await _whole_answer(run, position, of_person=True)
             else:
-                self._like[key] = await _bare_answer(run, position)
+                self._like[key] = await _bare_answer(run, position, keys.prompts[position])
         if self._reuse.roots is not None:
             self.fork_keeps = await _kept_by_fork(run, self._reuse, self.persons)
 
@@ -223,7 +223,7 @@ class EarlierAnswers:
                 continue
             at, other = parse_time(record.ended_at), self._cache.get(key)
             if at >= oldest and (other is None or other.at < at):
-                self._cache[key] = replace(await _bare_answer(run, position), at=at)
+                self._cache[key] = replace(await _bare_answer(run, position, keys.prompts[position]), at=at)
 
 
 async def load_earlier_answers(
@@ -378,10 +378,11 @@ async def _asked_persons(run: StoredRun) -> set[int]:
     return persons
 
 
-async def _bare_answer(run: StoredRun, position: int) -> EarlierAnswer:
-    """Return the answer of a completed task without its conversation."""
+async def _bare_answer(run: StoredRun, position: int, prompt: str) -> EarlierAnswer:
+    """Return the answer of a completed task to `prompt`, without its conversation."""
     result, run_id = run.state.results[position], run.record.run_id
-    prompt = await sent_prompt(run, position) if run.state.dag.tasks[position].files else None
+    if run.state.dag.tasks[position].files:  # their texts are part of what was sent
+        prompt = await sent_prompt(run, position)
     return EarlierAnswer(result.text, result.data, run.tasks[position].data, f"{REUSED}{run_id}", run_id, prompt)
 
 

@@ -1,4 +1,4 @@
-"""Workers on hosts of their own that are killed, and a PostgreSQL server. SQLite: tests/runner/cli/test_worker.py."""
+"""Workers that are killed, on hosts of their own and on PostgreSQL. SQLite: tests/runner/cli/test_worker_command.py."""
 
 from __future__ import annotations
 

@@ -309,6 +309,6 @@ async def test_a_large_plan_in_which_all_changed_is_gone_through_once(monkeypatc
     runner, many = ParallelRunner(Calls(), store=MemoryStore()), range(300)
     await runner.run(DAG([Task(f"t{n}", f"{n}") for n in many]), "first")
     monkeypatch.setattr(RunState, "added_by", counted)
-    preview = await runner.preview_like(DAG([Task(f"t{n}", f"{n}!") for n in many]), "first")
+    preview = await runner.runs.preview_like(DAG([Task(f"t{n}", f"{n}!") for n in many]), "first")
     assert len(preview.steps(ReuseAction.RUN)) == len(many)
     assert asked <= 3 * len(many)

@@ -15,7 +15,7 @@ from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
 from plait.runner.cli.command_exits import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import apply_log_options, backend_options, log_options, store_option
-from plait.runner.cli.follow_run import stop_on_signal
+from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import print_note
 from plait.runner.client.backend_set import BackendOptions
 from plait.runner.client.offered_plans import LocalPlans, named_plans

@@ -13,7 +13,8 @@ from plait import events
 from plait.errors import StoreError
 from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import apply_log_options, backends_option, hosts_option, log_options, store_option
-from plait.runner.cli.follow_run import PlainDisplay, stop_on_signal
+from plait.runner.cli.ctrl_c import stop_on_signal
+from plait.runner.cli.follow_run import PlainDisplay
 from plait.runner.cli.run_report import store_failures
 from plait.runner.cli.terminal_output import as_line, print_note, redirect_prints
 from plait.runner.client.run_worker import Worker, WorkerOptions
