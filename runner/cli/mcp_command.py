@@ -44,8 +44,7 @@ def mcp_command(plans: tuple[Path, ...], **options: Any) -> int:
 
 async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: StorePlace) -> int:
     """Serve until the client closes the connection or a signal arrives. Return the exit code."""
-    from plait.runner.serving.mcp_server import serve  # noqa: PLC0415 - the extra `mcp` may be missing
-    from plait.runner.serving.mcp_tools import RunTools  # noqa: PLC0415
+    from plait.runner.serving.mcp_server import RunTools, serve  # noqa: PLC0415 - the extra `mcp` may be missing
 
     ended, signalled = anyio.Event(), anyio.Event()
 

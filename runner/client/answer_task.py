@@ -1,4 +1,4 @@
-"""Answers and decisions of a person for a waiting task."""
+"""Answers and decisions of a person for a waiting task, and the wait for one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Literal, TypeAlias, get_args
 
 from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.threads import read_answer
-from plait.clock_and_ids import iso
+from plait.clock_and_ids import Clock, iso
 from plait.dialogue import Message
-from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
-from plait.events import Event, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
+from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned, StoreError
+from plait.events import Event, RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
 from plait.json_form import JsonInput, JsonValue
+from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
+from plait.runner.domain.asked_question import Asking, OpenQuestion, Way, parse_time
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import Liveness, liveness, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import RunOptions
@@ -34,8 +35,38 @@ from plait.runner.state.attempt_files import under_way
 from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
-from plait.statuses import TaskStatus
+from plait.statuses import RunStatus, TaskStatus
 from plait.task import Task, failed_status
+
+_ANSWERS = frozenset({TaskAnswered.kind, TaskCompleted.kind, TaskFailed.kind, TaskSkipped.kind})
+"""The events by which an answer or a decision of a person reaches a run without an owner."""
+
+
+async def wait_for_answer(store: Store, run_id: str, clock: Clock, poll: float) -> bool:
+    """Wait until a person has answered a task of the run, which waits, or until the deadline of a question. Return
+    whether the run still waits then: another process may continue, cancel or remove the run.
+
+    The history is read every `poll` seconds. A failed read is repeated. Raises RunNotFound, and StoreError if the run
+    cannot be read at first.
+    """
+    run = await stored_run(store, run_id)
+    deadlines = [parse_time(one.deadline_at) for one in open_questions(run) if one.deadline_at is not None]
+    waits = await store.list_events(run_id, kind=RunWaitingInput.kind)
+    after = waits[-1].seq if waits else 0
+    while clock.wall() < min(deadlines, default=float("inf")):
+        try:
+            told = await store.list_events(run_id, after)
+        except StoreError:
+            told = ()
+        if any(event.kind in _ANSWERS for event in told):
+            break
+        if any(event.task_id is None for event in told):
+            return False  # another process has continued or ended the run
+        after = told[-1].seq if told else after
+        await clock.sleep(poll)
+    record = await store.get_run(run_id)
+    return record is not None and record.owner is None and RunStatus(record.status) is RunStatus.WAITING_INPUT
+
 
 _LOOK_AGAIN_S = 0.2
 _RELEASE_S = 2.0

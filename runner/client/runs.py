@@ -19,7 +19,7 @@ from plait.backends.backend_protocol import Backend, Reply
 from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
-from plait.errors import PlaitError, RunOwned, StoreRequired
+from plait.errors import PlaitError, RunNotFound, RunOwned, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
 from plait.program_log import logger
@@ -29,14 +29,15 @@ from plait.runner.client.answer_task import (
     answer_question,
     apply_decision,
     unanswered_questions,
+    wait_for_answer,
 )
-from plait.runner.client.await_answer import wait_for_answer
 from plait.runner.client.cancel_run import OnUnreached, cancel_run
 from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import create_run, with_policy
 from plait.runner.client.drive_run import Drive, new_run, stored_run_drive
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
+from plait.runner.domain import policy as policies
 from plait.runner.domain.asked_question import OnQuestion, OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
@@ -48,6 +49,7 @@ from plait.runner.engine.lease import LEASE_SECONDS
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_handle import Run
 from plait.runner.engine.run_options import DEFAULT_BACKEND, RunOptions, default_backend
+from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
 from plait.runner.recovery.resume import Preview, ResumeOptions, preview
 from plait.runner.reuse.earlier_answers import (
     ReuseFrom,
@@ -55,7 +57,9 @@ from plait.runner.reuse.earlier_answers import (
 )
 from plait.runner.scheduling.rate_limits import RateLimits
 from plait.runner.scheduling.slots import default_concurrency
+from plait.runner.state.codec import decode_dag
 from plait.runner.state.own_store import OwnStore, with_open_store
+from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
     StoredRun,
     stored_run,
@@ -67,6 +71,21 @@ from plait.runner.views.read_views import RunFilter, find_runs, history, list_qu
 from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
 from plait.statuses import RunStatus
 from plait.task import GrowthLimits, Task
+
+
+async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
+    """Return the progress of a workflow's run: its interactions up to now, including running ones, and its status.
+
+    Reads without a claim, so a live process may continue the run at the same time. Raises RunNotFound, StoreError.
+    """
+    run = await store.get_run(run_id)
+    if run is None:
+        raise RunNotFound(f"the store has no run {run_id!r}; list_runs() gives the ids that it has")
+    tasks = await store.list_tasks(run_id)
+    dag = decode_dag(run, tasks)
+    results = RunState(dag, tasks).all_results()
+    return progress_of(policies.RunView(dag.tasks, results.__getitem__), RunStatus(run.status))
+
 
 POLL_SECONDS = 0.2
 CANCEL_GRACE_SECONDS = 5.0

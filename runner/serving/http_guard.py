@@ -1,4 +1,4 @@
-"""Checks between the socket and the routes: who may ask, from where, and how much.
+"""Checks between the socket and the routes: who may ask, from where, and how much; the sign-in of browsers.
 
 Listening on the loopback alone does not keep web pages out: a browser on this machine carries the requests of a page to
 the server. So each request holds the token, which a browser adds by itself to no request of another page: the page of
@@ -8,15 +8,73 @@ pointed at 127.0.0.1 does not.
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import anyio
 
+from plait.clock_and_ids import Clock, iso
 from plait.safe_text import clean_text
+
+CODE_SECONDS = 60
+"""Seconds for which a code is good."""
+_NONCE_BYTES = 6  # an address of 66 characters stays in one line of a terminal
+_MAC_BYTES = 12
+_AGAIN = "; run `plait ui` again on the same store, and open the new address"
+
+
+class CodeRefused(Exception):  # noqa: N818 - an answer
+    """A code is refused, for the reason in the message."""
+
+
+class SignIn:
+    """The codes of the server at `address` (`127.0.0.1:8377`) with `token`."""
+
+    def __init__(self, token: str, address: str, clock: Clock) -> None:
+        self._token = token
+        self._address = address
+        self._clock = clock
+        self._server = self._mac("server", "")[:6]
+        self._used: set[str] = set()  # only codes that a holder of the token has made
+
+    def new_code(self) -> str:
+        """Return a code that can be redeemed once, within `CODE_SECONDS`."""
+        end = int(self._clock.wall()) + CODE_SECONDS
+        content = f"{self._server}.{end}.{secrets.token_urlsafe(_NONCE_BYTES)}"
+        return f"{content}.{self._mac('code', content)}"
+
+    def redeem(self, code: str) -> str:
+        """Return the token for `code`. Raises CodeRefused."""
+        content, _, mac = code.rpartition(".")
+        server, _, rest = content.partition(".")
+        if not rest or not code.isascii():
+            raise CodeRefused(f"this is not the whole code of an address of `plait ui`{_AGAIN}")
+        if server != self._server:
+            raise CodeRefused(f"the code is of another server, or of one that has ended{_AGAIN}")
+        if not hmac.compare_digest(mac, self._mac("code", content)):
+            raise CodeRefused(f"the code is wrong: a part is missing or was changed{_AGAIN}")
+        if code in self._used:
+            raise CodeRefused(f"the code was used already, and is good for one sign-in{_AGAIN}")
+        end = int(rest.partition(".")[0])
+        if self._clock.wall() >= end:
+            raise CodeRefused(f"the code expired at {iso(end)}, {CODE_SECONDS} s after it was made{_AGAIN}")
+        self._used.add(code)
+        return self._token
+
+    def prove(self, challenge: str) -> str:
+        """Return what only a holder of the token can make of `challenge`."""
+        return self._mac("proof", challenge)
+
+    def _mac(self, purpose: str, text: str) -> str:
+        """The address is in it: a server cannot pass on what another one of the same store has made."""
+        mac = hmac.digest(self._token.encode(), f"{purpose} {self._address} {text}".encode(), "sha256")
+        return base64.urlsafe_b64encode(mac[:_MAC_BYTES]).decode()
+
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

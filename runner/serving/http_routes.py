@@ -1,30 +1,157 @@
-"""The routes: each offers a method of `Runs` over HTTP."""
+"""The routes, each a method of `Runs` over HTTP; the strict reading of bodies; the event streams."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import aclosing, suppress
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
 import anyio
 import anyio.to_thread
 from anyio.abc import ObjectReceiveStream
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
+from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from plait.backends.specs.build_backend import BackendSpec
-from plait.errors import RunNotResumable, RunOwned
+from plait.errors import RunNotFound, RunNotResumable, RunOwned, StoreError
 from plait.json_form import JsonValue
+from plait.runner.client.offered_plans import posted_plan
 from plait.runner.client.runs import Runs
+from plait.runner.engine.event_feed import TextPiece
 from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.serving import http_bodies
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
-from plait.runner.serving.json_body import StrictJsonRoute
-from plait.runner.serving.posted_plan import posted_plan
-from plait.runner.serving.sse import ITEM_SCHEMA, open_stream
-from plait.runner.views.view_models import PreviewView, ReplyView, RunDetail, TaskDetail, json_text, usage_fields
+from plait.runner.views.view_models import (
+    EventView,
+    PreviewView,
+    ReplyView,
+    RunDetail,
+    TaskDetail,
+    json_schema,
+    json_text,
+    usage_fields,
+    view_json,
+)
 from plait.statuses import RUN_DONE, RunStatus
+
+
+class StrictJsonRoute(APIRoute):
+    """A route that refuses JSON objects with a repeated key, because either value could be meant."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler, called with a strict request."""
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_StrictRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
+class _StrictRequest(Request):
+    async def json(self) -> Any:
+        try:
+            return json.loads(await self.body(), object_pairs_hook=_refuse_duplicates)
+        except json.JSONDecodeError as error:
+            where = f"line {error.lineno}, column {error.colno}"
+            raise HTTPException(400, f"the body is not JSON: {error.msg} in {where}") from None
+        except UnicodeDecodeError as error:
+            raise HTTPException(400, f"the body is not UTF-8: {error.reason} at byte {error.start + 1:,}") from None
+        except RecursionError:
+            raise HTTPException(400, "the body is nested too deeply to be read; make it flatter") from None
+        except ValueError:  # the limit of Python, which keeps one number from taking minutes
+            raise HTTPException(400, "the body holds a number of too many digits; send it as text") from None
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise HTTPException(400, f"the key {twice[:80]!r} is given twice in one object; keep one")
+    return values
+
+
+_RECONNECT_MS = 1000
+_BUFFERED = 16  # events
+ITEM_SCHEMA = {
+    "properties": {
+        "id": {"type": "string", "description": "Number of the event, for `Last-Event-ID`; none for `task_text`."},
+        "event": {"type": "string", "description": "Kind of the event."},
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"anyOf": [json_schema(EventView), json_schema(TextPiece)]},
+        },
+    },
+    "required": ["event", "data"],
+}
+"""Schema of each event, merged into FastAPI's own in /openapi.json."""
+
+
+@asynccontextmanager
+async def open_stream(
+    stopping: anyio.Event,
+    source: AsyncGenerator[ServerSentEvent],
+    beside: AsyncGenerator[ServerSentEvent] | None = None,
+) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
+    """Open a stream of the events of `source`, with those of `beside` between them. The stream ends with `source`, and
+    once `stopping` is set.
+
+    A task of its own reads the events: a generator that FastAPI consumes must not hold a cancel scope across `yield`,
+    and a scope for each event doubles the cost of an event, from 57 to 110 µs (2,000 tasks in a MemoryStore).
+    """
+    sender, receiver = anyio.create_memory_object_stream[ServerSentEvent](_BUFFERED)
+    reading = anyio.CancelScope()
+
+    async def send(events: AsyncGenerator[ServerSentEvent]) -> None:
+        async with aclosing(events):
+            async for event in events:
+                await sender.send(event)
+
+    async def read() -> None:
+        with sender, reading:
+            async with anyio.create_task_group() as both:
+                if beside is not None:
+                    both.start_soon(send, beside)
+                await send(source)
+                both.cancel_scope.cancel()
+
+    async def stop_reading() -> None:
+        await stopping.wait()
+        reading.cancel()
+
+    async with receiver, anyio.create_task_group() as group:
+        group.start_soon(read)
+        group.start_soon(stop_reading)
+        yield receiver
+        group.cancel_scope.cancel()
+
+
+async def _sent_events(events: AsyncGenerator[EventView]) -> AsyncGenerator[ServerSentEvent]:
+    """Yield a line that says when a client reconnects, then the events.
+
+    The status is sent by then, so a failure of the store is a comment: a client that reconnects receives the rest, or
+    the error.
+    """
+    yield ServerSentEvent(retry=_RECONNECT_MS)
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield ServerSentEvent(id=str(event.seq), event=event.kind, data=view_json(event))
+        except (StoreError, RunNotFound) as error:
+            yield ServerSentEvent(comment=json.dumps(str(error)))
+
+
+async def _sent_texts(texts: AsyncGenerator[TextPiece]) -> AsyncGenerator[ServerSentEvent]:
+    """Yield the pieces without numbers: a client that reconnects receives the whole text again."""
+    async with aclosing(texts):
+        async for piece in texts:
+            yield ServerSentEvent(event="task_text", data=view_json(piece))
+
 
 _Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
@@ -206,8 +333,9 @@ class Api:
             async with aclosing(self._runs.events(run_id, after)) as left:
                 if await anext(left, None) is None:
                     raise NothingLeft
-        texts = self._runs.texts(run_id) if start.text else None
-        async with open_stream(self._runs.events(run_id, after), texts, self._served.stopping) as stream:
+        events = _sent_events(self._runs.events(run_id, after))
+        texts = _sent_texts(self._runs.texts(run_id)) if start.text else None
+        async with open_stream(self._served.stopping, events, texts) as stream:
             yield stream
 
     async def _status(self, run_id: str) -> RunStatus:

@@ -1,25 +1,125 @@
-"""The application behind its guard, and the server that runs it."""
+"""The application behind its guard, and the server that runs it, its connections bounded in number and in time.
+
+Anybody on this machine can open connections, without the token. A connection is *waiting* until a request with the
+token has come in, and again after the response. Waiting connections are few: one more than the bound closes the oldest.
+A client that sends its request at once is served whatever the number of connections that others hold open, because
+its request comes in long before that many further connections have. (uvicorn's `limit_concurrency` would refuse that
+client instead.)
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from typing import cast
+from typing import Any, Final, cast
 
+import h11
 import uvicorn
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from plait.runner.serving.connections import ACCEPTED_AT_ONCE, QUEUED, Connections
+from plait.program_log import logger
 from plait.runner.serving.http_errors import add_handlers
-from plait.runner.serving.http_guard import MOST_HEAD_BYTES, Guard, WebPage
+from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
 from plait.runner.serving.http_routes import Api, ServedRuns
 from plait.runner.serving.page_files import POLICY, page_files, page_router
 from plait.runner.serving.page_routes import PageApi
-from plait.runner.serving.sign_in import SignIn
+
+HEAD_SECONDS = 10.0
+"""Seconds in which the head of a request has to come in, after the opening of the connection or its first byte."""
+MOST_WAITING: Final = 128
+"""Waiting connections. The descriptors of the process stay below the usual limits (256 on macOS, 1,024 on Linux)."""
+ACCEPTED_AT_ONCE: Final = 32
+"""Connections that the event loop accepts in one step. They take descriptors beyond MOST_WAITING."""
+QUEUED: Final = 4096
+"""Connections that the system keeps until they are accepted. Beyond, a client repeats its attempt a second later."""
+_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_LOG_SECONDS: Final = 60.0
+
+
+class Connections:
+    """The connections of one server."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[_Connection, None] = {}  # in the order of their coming
+        self._silent_until = 0.0
+
+    def make_protocol(self, **given: Any) -> asyncio.Protocol:
+        """Return the protocol of a new connection. `given` are the arguments of uvicorn."""
+        return _Connection(self, **given)
+
+    def add(self, connection: _Connection) -> None:
+        """Count `connection` as waiting. Closes the oldest waiting connection if there are too many."""
+        self._waiting[connection] = None
+        if len(self._waiting) > MOST_WAITING:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.abort()
+
+    def discard(self, connection: _Connection) -> None:
+        """Count `connection` no longer as waiting."""
+        self._waiting.pop(connection, None)
+
+    def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an error outside of all tasks. Connections that cannot be accepted are logged once a minute; asyncio
+        tries again every second, and would log a traceback each time.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES or "socket" not in context:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._silent_until:
+            self._silent_until = loop.time() + _LOG_SECONDS
+            logger().error(
+                "connections cannot be accepted; raise the limit of open files (ulimit -n)", error=str(error)
+            )
+
+
+class _Connection(H11Protocol):
+    def __init__(self, connections: Connections, **given: Any) -> None:
+        super().__init__(**given)
+        self._connections = connections
+        self._head_timer: asyncio.TimerHandle | None = None
+        admit: Callable[[], None] = self._admit
+        self.app_state = {ADMIT: admit}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._connections.add(self)
+        self._limit_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._cancel_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:  # the head is complete, or no head at all
+            self._cancel_timer()
+        elif self._head_timer is None:
+            self._limit_head()
+
+    def on_response_complete(self) -> None:
+        if not self.transport.is_closing():
+            self._connections.add(self)
+        super().on_response_complete()
+
+    def _admit(self) -> None:
+        self._connections.discard(self)
+
+    def _limit_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _cancel_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
 
 _LAST_ANSWERS_S = 2
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Annotated
 
 import anyio
-from anyio.abc import ObjectReceiveStream, ObjectSendStream
+from anyio.abc import ObjectReceiveStream
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -15,9 +15,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from plait.errors import PlaitError
 from plait.runner.client.runs import Runs
 from plait.runner.serving import http_bodies
-from plait.runner.serving.http_guard import problem
-from plait.runner.serving.json_body import StrictJsonRoute
-from plait.runner.serving.sign_in import CodeRefused, SignIn
+from plait.runner.serving.http_guard import CodeRefused, SignIn, problem
+from plait.runner.serving.http_routes import StrictJsonRoute, open_stream
 from plait.runner.views.live_view import LiveView, ViewChange
 
 
@@ -68,45 +67,23 @@ class PageApi:
         try:
             async with aclosing(view.changes()) as changes:
                 first = await anext(changes)  # an unknown run or task is the answer, not an event
-                async with self._open(view, first, changes) as stream:
+                async with open_stream(self._stopping, _live_events(view, first, changes)) as stream:
                     yield stream
         finally:
             view.close()
 
-    @asynccontextmanager
-    async def _open(
-        self, view: LiveView, first: ViewChange, changes: AsyncGenerator[ViewChange]
-    ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
-        sender, receiver = anyio.create_memory_object_stream[ServerSentEvent](16)
-        async with receiver, anyio.create_task_group() as group:
-            group.start_soon(self._send, view, sender, first, changes)
-            yield receiver
-            group.cancel_scope.cancel()
 
-    async def _send(
-        self,
-        view: LiveView,
-        sender: ObjectSendStream[ServerSentEvent],
-        first: ViewChange,
-        changes: AsyncGenerator[ViewChange],
-    ) -> None:
-        """Send `first`, then `changes`, then all later changes until the server stops. The page reconnects after a
-        failure of the store.
-        """
-        async with sender:
-            await sender.send(_event(first.kind, first.value))
-            try:
-                while True:
-                    async with aclosing(changes):
-                        async for change in changes:
-                            await sender.send(_event(change.kind, change.value))
-                    with anyio.move_on_after(view.pause):
-                        await self._stopping.wait()
-                        return
-                    changes = view.changes()
-            except PlaitError as error:
-                await sender.send(_event("failed", {"message": str(error)}))
-
-
-def _event(kind: str, value: object) -> ServerSentEvent:
-    return ServerSentEvent(event=kind, data=value)
+async def _live_events(
+    view: LiveView, first: ViewChange, changes: AsyncGenerator[ViewChange]
+) -> AsyncGenerator[ServerSentEvent]:
+    """Yield `first`, then `changes`, then all later changes. The page reconnects after a failure of the store."""
+    yield ServerSentEvent(event=first.kind, data=first.value)
+    try:
+        while True:
+            async with aclosing(changes):
+                async for change in changes:
+                    yield ServerSentEvent(event=change.kind, data=change.value)
+            await anyio.sleep(view.pause)
+            changes = view.changes()
+    except PlaitError as error:
+        yield ServerSentEvent(event="failed", data={"message": str(error)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.runner.client.workflow_progress import load_progress
+from plait.runner.client.runs import load_progress
 from plait.runner.domain.policy import Decision, Policy, RunView
 from plait.runner.policies.follow_ups import FollowUp, FollowUps
 from plait.runner.policies.step_workflow import Interaction, Step, Workflow, WorkflowComplete, WorkflowProgress

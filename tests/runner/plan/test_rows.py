@@ -11,8 +11,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
+from plait.runner.client.offered_plans import posted_plan
 from plait.runner.plan import PlanError, parse_plan, plan_schema
-from plait.runner.serving.posted_plan import posted_plan
 from tests.support.plans.logged import calls, make
 from tests.support.plans.rows import TASKS, mistakes, rows
 from tests.support.processes.command import plait, plait_here

@@ -17,7 +17,7 @@ from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, Task
 from plait.backends import Reply, Usage
 from plait.errors import BackendError, BackendMissing, ErrorKind, RunNotFound, RunNotResumable, StoreRequired
 from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
-from plait.runner.client.workflow_progress import load_progress
+from plait.runner.client.runs import load_progress
 from plait.runner.state import codec as translate
 from tests.contracts.store.samples import whole
 from tests.support.fakes import QuickClock, Talker

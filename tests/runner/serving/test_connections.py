@@ -18,7 +18,7 @@ from anyio.abc import SocketStream
 from plait.backends import FunctionBackend
 from plait.persistence import MemoryStore
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.serving import connections
+from plait.runner.serving import http_server
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import ApiServer
 from tests.support.processes.served import Served, heard, served
@@ -87,7 +87,7 @@ def test_two_thousand_half_open_connections_keep_nobody_out(tmp_path: Path) -> N
                 request(server)  # all of the others are accepted by then
             assert count_files(server) < 256
             are_open = [not is_closed(connection) for connection in opened]
-            assert sum(are_open) <= connections.MOST_WAITING
+            assert sum(are_open) <= http_server.MOST_WAITING
             assert are_open[-4:-1] == [True] * 3
         code, said = server.stop()
     assert (code, len(said.splitlines())) == (0, 3), said  # the address, the token, and the end
@@ -101,14 +101,14 @@ def test_a_stream_with_the_token_outlasts_any_number_of_others(tmp_path: Path) -
             seen = heard(stream)
             while next(seen).event != "task_started":
                 pass
-            with half_open(server, 3 * connections.MOST_WAITING):
+            with half_open(server, 3 * http_server.MOST_WAITING):
                 request(server)
                 (tmp_path / "go").touch()
                 assert [one.event for one in seen][-1] == "run_completed"
 
 
 def test_one_connection_too_many_ends_the_oldest_that_waits(tmp_path: Path) -> None:
-    with served(tmp_path) as server, half_open(server, connections.MOST_WAITING, [b"GET"]) as opened:
+    with served(tmp_path) as server, half_open(server, http_server.MOST_WAITING, [b"GET"]) as opened:
         request(server)
         assert is_closed(opened[0])
         assert not is_closed(opened[1])
@@ -121,7 +121,7 @@ def test_an_idle_connection_counts_like_any_other_that_waits(tmp_path: Path) -> 
         while b'"runs"' not in idle.recv(65536):
             pass
         assert not is_closed(idle)
-        with half_open(server, connections.MOST_WAITING, [b"GET"]):
+        with half_open(server, http_server.MOST_WAITING, [b"GET"]):
             request(server)
             assert is_closed(idle)
 
@@ -168,7 +168,7 @@ def test_no_file_left_for_a_connection_is_one_line_in_the_log(tmp_path: Path) ->
 @asynccontextmanager
 async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[int]:
     """The port of a server in this process that waits for a head for a fifth of a second."""
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.2)
     runner = ParallelRunner(FunctionBackend(str.upper), store=MemoryStore())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         async with runner.runs as service, anyio.create_task_group() as beside:

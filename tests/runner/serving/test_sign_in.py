@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from plait.clock_and_ids import Clock
-from plait.runner.serving.http_guard import MOST_OPEN_BODY_BYTES
-from plait.runner.serving.sign_in import CODE_SECONDS, SignIn
+from plait.runner.serving.http_guard import CODE_SECONDS, MOST_OPEN_BODY_BYTES, SignIn
 from tests.support.processes.browser import Ui, ui
 from tests.support.processes.served import served
 

@@ -13,10 +13,9 @@ from plait.backends import FunctionBackend
 from plait.clock_and_ids import Clock
 from plait.persistence import MemoryStore
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.serving.http_guard import Guard, Message
+from plait.runner.serving.http_guard import Guard, Message, SignIn
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
-from plait.runner.serving.sign_in import SignIn
 from tests.runner.web.test_guard import HOST
 
 

@@ -18,8 +18,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright
 
 from plait.clock_and_ids import Clock
+from plait.runner.serving.http_guard import SignIn
 from plait.runner.serving.server_access import page_address
-from plait.runner.serving.sign_in import SignIn
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 

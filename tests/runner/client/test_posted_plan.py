@@ -17,9 +17,9 @@ import pytest
 from plait import DAG, ParallelRunner, Runs, Task
 from plait.errors import PlanError
 from plait.persistence import MemoryStore, Store
+from plait.runner.client.offered_plans import posted_plan
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
-from plait.runner.serving.posted_plan import posted_plan
 from tests.support.fakes import Talker
 from tests.support.quick_runs import quick_runs
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
