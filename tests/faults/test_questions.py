@@ -66,7 +66,7 @@ async def see_through(store: Store, *, callback: bool) -> RunResult:
         if result.status is not RunStatus.WAITING_INPUT:
             return result
         person = ParallelRunner(store=store)
-        for question in await person.questions("r"):
+        for question in await person.runs.questions("r"):
             if question.text in GIVEN:
                 await person.runs.answer("r", question.task_id, GIVEN[question.text])
     raise AssertionError("it waits for ever")

@@ -151,7 +151,7 @@ async def test_a_resume_waits_for_a_decision_about_a_dead_run(tmp_path: Path) ->
 
     with patch.object(lease, "kill_orphans", kill):
         async with anyio.create_task_group() as both:
-            both.start_soon(ParallelRunner(store=store, clock=QuickClock()).answer, "r", "pay", "done", "paid")
+            both.start_soon(ParallelRunner(store=store, clock=QuickClock()).runs.settle, "r", "pay", "done", "paid")
             await claimed.wait()
             both.start_soon(resume)
     assert (results[0].status, results[0].text["pay"]) == (RunStatus.COMPLETED, "paid")

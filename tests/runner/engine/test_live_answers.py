@@ -214,8 +214,8 @@ def test_an_answer_that_comes_while_the_last_end_is_written_down_finds_a_worker(
         async with runner.start(DAG(tasks("q", "r", "b")), "x") as run, anyio.create_task_group() as beside:
             await clock.sleep(25.5)  # both callbacks had nothing to say, and the end of b is being written
             other = ParallelRunner(store=store, clock=clock)
-            beside.start_soon(other.answer_question, "x", "q", "yes")
-            beside.start_soon(other.answer_question, "x", "r", "yes")
+            beside.start_soon(other.runs.answer, "x", "q", "yes")
+            beside.start_soon(other.runs.answer, "x", "r", "yes")
             result = await run.result()
         if result.status is RunStatus.WAITING_INPUT:  # the answers came too late for this process
             result = await runner.resume("x")
@@ -254,7 +254,7 @@ def test_an_answer_that_arrives_after_another_one_is_refused(first: str | None, 
             await clock.sleep(5)
             async with anyio.create_task_group() as beside:
                 if first is not None:
-                    beside.start_soon(ParallelRunner(store=store, clock=clock).answer_question, "x", "a", first)
+                    beside.start_soon(ParallelRunner(store=store, clock=clock).runs.answer, "x", "a", first)
                 with pytest.raises(AnswerConflict, match=f"was answered by {by}"):
                     await ParallelRunner(store=LateNotes(store, 8), clock=clock).runs.answer("x", "a", late)
             work.release()
@@ -269,7 +269,7 @@ def test_the_second_of_two_equal_answers_is_refused_before_the_owner_reads_them(
         async with ParallelRunner(work, store=Unread(store), clock=clock).start(HOLDING, "x") as run:
             await clock.sleep(5)
             async with anyio.create_task_group() as beside:
-                beside.start_soon(ParallelRunner(store=store, clock=clock).answer_question, "x", "a", "yes")
+                beside.start_soon(ParallelRunner(store=store, clock=clock).runs.answer, "x", "a", "yes")
                 with pytest.raises(AnswerConflict, match="has an earlier answer"):
                     await ParallelRunner(store=LateNotes(store, 2), clock=clock).runs.answer("x", "a", "yes")
             work.release()

@@ -52,7 +52,7 @@ async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -
     run_id = (await waiting(store)).run_id
     other = ParallelRunner(store=store)  # which has no backend, and needs none
     assert await other.runs.answer(run_id, "a", "yes") is True
-    assert await other.questions(run_id) == []
+    assert await other.runs.questions(run_id) == []
     with pytest.raises(AnswerConflict, match="the last question was answered by person"):
         await other.runs.answer(run_id, "a", "no")
     preview = await other.runs.preview(run_id)

@@ -223,9 +223,10 @@ async def test_a_run_whose_work_is_damaged_is_refused(tmp_path: Path, change: st
     tamper(path, statement + where)
     backend = Talker()
     async with SQLiteStore(path, mode="existing") as store:
-        for call in (ParallelRunner.resume, ParallelRunner.preview_resume):
+        runner = ParallelRunner(backend, store=store)
+        for call in (runner.resume, runner.runs.preview):
             with pytest.raises(StoreError, match=f"run 'r' is damaged: {part}.*; restore a copy of the store"):
-                await call(ParallelRunner(backend, store=store), "r")
+                await call("r")
     assert backend.prompts == []
 
 

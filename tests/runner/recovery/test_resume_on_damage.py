@@ -29,9 +29,10 @@ async def refusal(path: Path, *, retry_failed: bool = False) -> str:
     """The error of a resume, which has to be that of its preview, and to run nothing."""
     backend, told = Talker(), list[str]()
     async with SQLiteStore(path, mode="existing") as store:
-        for call in (ParallelRunner.preview_resume, ParallelRunner.resume):
+        runner = ParallelRunner(backend, store=store)
+        for call in (runner.runs.preview, runner.resume):
             with pytest.raises(RunNotResumable) as refused:
-                await call(ParallelRunner(backend, store=store), "r", retry_failed=retry_failed)
+                await call("r", retry_failed=retry_failed)
             told.append(str(refused.value))
     assert (backend.prompts, told[0]) == ([], told[1])
     return told[0]
