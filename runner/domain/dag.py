@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from plait.errors import DAGError, Problem, nearest
 from plait.json_form import JsonInput
 from plait.runner.domain.run_result import html_table
-from plait.runner.domain.task_checks import Checks, DagParts, go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.domain.task_checks import Checks, DagParts, for_each_targets, part_id_clashes, unpaired_continues
 from plait.task import MAX_TASKS, GrowthLimits, Task
 
 if TYPE_CHECKING:
@@ -28,15 +28,13 @@ __all__ = ["DAG", "nearest"]
 
 
 class DAG:
-    """Tasks in the given order, with existing dependencies and without cycles.
+    """Tasks that depend on each other, without cycles.
 
-    - `tasks`: the tasks.
-    - `name`: a name for display.
-    - `inputs`: JSON values available to every prompt, by name.
+    - `inputs`: JSON values for every prompt, by name.
     - `growth`: limits on the tasks added during a run; the limits of the runner apply too.
     - `gathered`: only for stored graphs: the ids of the parts of each expanded `for_each` task.
 
-    Raises DAGError with all mistakes, and TypeError for anything that is no Task.
+    Raises DAGError with all mistakes at once, and TypeError for anything that is no Task.
     """
 
     def __init__(
@@ -76,8 +74,8 @@ class DAG:
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered or {})
         if gathered is None:  # stored graphs contain generated parts
-            lists = lists_gone_over(tasks)
-            problems += [*taken_from_parts(tasks, lists), *go_on_with_many(tasks, lists)]
+            lists = for_each_targets(tasks)
+            problems += [*part_id_clashes(tasks, lists), *unpaired_continues(tasks, lists)]
             if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default does not apply
                 message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
                 problems.append(Problem(message, None, "growth"))

@@ -37,12 +37,12 @@ class _Unless:
     """True if the prompt needs the result of the first task."""
 
 
-def lists_gone_over(tasks: Iterable[Task]) -> dict[str, str]:
+def for_each_targets(tasks: Iterable[Task]) -> dict[str, str]:
     """Return the `for_each` target of each task that has one, by task id."""
     return {task.id: task.for_each for task in tasks if task.for_each is not None}
 
 
-def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[Problem]:
+def part_id_clashes(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[Problem]:
     """Yield a problem for each task whose id is the id of a generated part (`<id>.<n>`) of a `for_each` task in
     `lists`.
     """
@@ -55,7 +55,7 @@ def taken_from_parts(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[
             yield Problem(message, task.id, "id", None, place)
 
 
-def go_on_with_many(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator[Problem]:
+def unpaired_continues(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a problem for each task that continues a `for_each` task in `lists` without being paired with it.
 
     A `for_each` task itself has no conversation; only its parts do.

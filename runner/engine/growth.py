@@ -17,7 +17,7 @@ from plait.json_form import JsonValue
 from plait.runner.domain.dag import nearest
 from plait.runner.domain.prompt_values import named
 from plait.runner.domain.run_result import TaskResult
-from plait.runner.domain.task_checks import go_on_with_many, lists_gone_over, taken_from_parts
+from plait.runner.domain.task_checks import for_each_targets, part_id_clashes, unpaired_continues
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import unfit_settings
 from plait.safe_text import parse_json
@@ -117,13 +117,13 @@ class Growth:
         `for_each` task without being paired with the task.
         """
         dag = self._state.dag
-        new = lists_gone_over(tasks)
+        new = for_each_targets(tasks)
         there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
-        yield from taken_from_parts(tasks, new | lists_gone_over(dag[name] for name in there if name in dag))
+        yield from part_id_clashes(tasks, new | for_each_targets(dag[name] for name in there if name in dag))
         before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
-        lists = new | lists_gone_over(dag[name] for name in before)
-        yield from go_on_with_many(tasks, lists)
-        for taken in taken_from_parts(dag.tasks, new):
+        lists = new | for_each_targets(dag[name] for name in before)
+        yield from unpaired_continues(tasks, lists)
+        for taken in part_id_clashes(dag.tasks, new):
             name = str(taken.task_id).rpartition(".")[0]
             yield Problem(
                 f"for_each needs ids for its parts, and the run has a task {taken.task_id!r}", name, "for_each"

@@ -18,7 +18,7 @@ from plait.errors import DAGError, Problem
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.policy import Decision, RunView
-from plait.runner.policies.__init__ import made_of, settings_of
+from plait.runner.policies import made_of, settings_of
 from plait.runner.prompts.prompt_names import RESERVED_NAMES
 from plait.runner.prompts.prompt_template import names_used
 from plait.statuses import TaskStatus

@@ -22,7 +22,7 @@ from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
 from plait.runner.domain.policy import Decision, RunView
 from plait.runner.domain.run_result import TaskResult
-from plait.runner.policies.__init__ import made_of, settings_of
+from plait.runner.policies import made_of, settings_of
 from plait.runner.prompts.prompt_names import RESERVED_NAMES
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 from plait.task import (

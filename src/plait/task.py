@@ -41,16 +41,12 @@ class Retry:
     """The retry policy for failed attempts.
 
     The wait before attempt n+1 is random, between 0 and min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential
-    backoff, full jitter). A wait requested by the server is extended by up to a quarter, at most `base_delay`, or by
-    the backoff if the request is shorter than `base_delay`. Requested waits are never shortened, not even by a resume,
-    and may last for weeks; a request of more than a year counts as none.
+    backoff, full jitter). A wait that the server asks for is never shortened, not even by a resume, and may last for
+    weeks; one of more than a year counts as none.
 
-    After a rate limit or an overload, one other task at a time shows whether the backend accepts calls: after two more
-    refusals it is paused, and fewer tasks run at once. Such reports do not count as attempts. After 20, per task, or 20
-    pauses in a row of the backend without any other response, an overload counts. A rate limit counts only if other
-    tasks complete meanwhile, because the task may be too large for the limit; otherwise, without a time from the
-    server, the waits grow beyond `max_delay`, up to an hour. With `attempts` 1, such a report fails the task at once. A
-    backend unavailable on this machine is never retried.
+    A rate limit or an overload is a wait of the whole backend and counts as no attempt, until a task has met 20
+    overloads, or 20 rate limits while other tasks completed: it may be too large for the limit. With `attempts` 1,
+    either fails the task at once. A backend that is unavailable on this machine is never retried.
 
     Raises ValueError for unknown error kinds and invalid numbers.
     """
@@ -176,8 +172,7 @@ def takes_no_such_file(backend: str, name: str, kind: str) -> str:
 class Task:
     """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done.
 
-    Raises ValueError if the prompt is blank, unless there are files, or `backend` names a function: it may need none. A
-    blank prompt for any other backend is refused with DAGError before the run begins.
+    Raises ValueError for a blank prompt without files and without a `backend`, which may be a function.
     """
 
     id: str
@@ -185,54 +180,42 @@ class Task:
     prompt: str = ""
     """A template: `{{ other }}` is the result of the upstream task `other`. See docs/guides/plan-files.md."""
     depends_on: Sequence[str] = ()
-    """The ids of the tasks to be done before: a list, or a single id. Stored as a tuple if a single id is given."""
+    """The ids of the tasks to be done before: a list, or a single id."""
     backend: str | None = None
-    """The name of a backend of the runner. None means the backend of the task in `continues`, or the default
-    backend.
-    """
+    """The name of a backend of the runner. None: the backend of the task in `continues`, or the default backend."""
     continues: str | None = None
     """The id of a task whose conversation to continue. Implies a dependency."""
     failure_mode: Mode = FailureMode.HARD
     """The effect of a failure on the dependents."""
     retry: Retry | int = DEFAULT_RETRY
-    """The retry policy, or the number of retries: 3 allows four attempts. Stored as `Retry`."""
+    """The retry policy, or the number of retries: 3 allows four attempts."""
     timeout: float | None = None
     """The time limit of an attempt in seconds; None for no limit."""
     output_schema: Mapping[str, object] | None = None
-    """A JSON Schema for the answer (structured output), such as the schema of a pydantic model. The result then has
-    `data`.
-    """
+    """A JSON Schema for the answer, such as the schema of a pydantic model. The result then has `data`."""
     weight: float = 1.0
     """The expected relative duration; long paths start first."""
     item: JsonInput = None
-    """The value of `{{ item }}`. Filled by `for_each` in plan files."""
+    """The value of `{{ item }}`. Filled by `for_each`."""
     aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
-    """Further template names: each stands for the result of a task, or for the list of several results. Filled by
-    `for_each` in plan files.
-    """
+    """Further names in the prompt, each for the result of a task or for the list of several. Filled by `for_each`."""
     metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     """JSON values for display. Only policies read the values, such as `role`."""
     at_most_once: bool = False
-    """True for a task with effects that must not happen twice: the task is never retried, and never started while its
-    start cannot be stored. If the process ends first, the task becomes waiting_input, and a person decides (see
-    `answer`).
+    """True for a task whose effects must not happen twice: it is never retried, and after a crash during its attempt a
+    person decides (see `answer`).
     """
     for_each: str | None = None
     """The id of a task whose result is a list, or an object with exactly one list among its fields.
 
-    Once the named task is done, this task is expanded into a part for each element (`id.1`, `id.2`, ...), with the
-    element as `{{ item }}`. The result of this task is the list of the parts' results, available once all parts are
-    done.
-
-    Tasks with the same `for_each` are paired if one depends on the other, directly or indirectly, or continues the
-    other: `other.2` waits for `id.2`, and in its prompt `{{ id }}` is the result of `id.2`.
+    Once that task is done, this task becomes a part for each element (`id.1`, `id.2`, ...), with the element as
+    `{{ item }}`. Its own result is the list of the parts' results. Tasks with the same `for_each` that depend on each
+    other are paired: `other.2` waits for `id.2`, and in its prompt `{{ id }}` is the result of `id.2`.
     """
     adds_tasks: bool = False
     """True if the answer, in the shape of a plan file's `tasks`, is to be added to the run."""
     model: str | None = None
-    """The name of the model; None for the backend's own. Like `system` and `temperature` for backends with such a
-    setting: see `AdjustableBackend`.
-    """
+    """The name of the model; None for the backend's own."""
     system: str | None = None
     """The system prompt, a text without templates, in place of the backend's own; None for the backend's own."""
     temperature: float | None = None
@@ -246,9 +229,8 @@ class Task:
     store, without a call; a number is the maximum age of the answer in seconds. For backends with an `answer_key`.
     """
     when: str | None = None
-    """A condition, such as `{{ review.ok }} == false`. Once all tasks in `depends_on` are done, the task runs if the
-    condition is true, and is skipped if the condition is false: dependents continue as after a completion with an empty
-    result. With `for_each`, the condition of each part counts.
+    """A condition, such as `{{ review.ok }} == false`. If it is false once the dependencies are done, the task is
+    skipped, and dependents continue as after an empty result. With `for_each`, the condition of each part counts.
     """
 
     def __post_init__(self) -> None:

@@ -177,13 +177,13 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("begin", ["run", "start", "create_run"])
+@pytest.mark.parametrize("begin", ["run", "start", "create"])
 async def test_wrong_names_in_prompts_are_mistakes_before_anything_runs(begin: str) -> None:
     ran: list[str] = []
     store = MemoryStore()
     runner = ParallelRunner(ran.append, store=store)
     with pytest.raises(DAGError) as caught:
-        await getattr(runner, begin)(SPEC, policy=WRONG)
+        await getattr(runner.runs if begin == "create" else runner, begin)(SPEC, policy=WRONG)
     found = sorted((problem.task_id or "", problem.message) for problem in caught.value.problems)
     assert [task_id for task_id, _ in found] == sorted(task_id for task_id, _ in MISTAKES)
     for task_id, message in MISTAKES:

@@ -120,7 +120,7 @@ async def test_a_service_begins_and_resumes_runs_with_a_policy(store: Store) -> 
     failing = ParallelRunner(talker({"late": ValueError("no")}), store=store)
     async with quick_runs(failing) as runs:
         run_id = await runs.create(WIDE, policy=Scripted(grows))
-        with pytest.raises(PolicyMissing, match="`start_run` or `resume_run`"):
+        with pytest.raises(PolicyMissing, match="to `start` of its runs"):
             await runs.start(run_id)
         assert (await runs.get(run_id)).status is RunStatus.QUEUED
         await runs.start(run_id, policy=Scripted(grows))
