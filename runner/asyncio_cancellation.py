@@ -1,6 +1,6 @@
 """Distinguish cancellation of the current asyncio task from a `CancelledError` raised by an awaited task.
 
-Signals such as Ctrl-C are handled in `cli/follow_run.py`, the cancelling of a run in `operations/cancel_run.py`.
+Signals such as Ctrl-C are handled in `cli/ctrl_c.py`, the cancelling of a run in `client/cancel_run.py`.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from plait.runner.recovery.resume_plan import (
     ResumeStep,
     deaths_with,
     find_damaged_dependency,
-    is_to_be_corrected,
     longest_delay,
+    needs_correction,
     plan_resume,
     steps_of_cancelled,
     steps_of_decided,
@@ -324,7 +324,7 @@ async def _load_own(run: StoredRun, position: int, step: ResumeStep) -> None:
     state, record = run.state, run.tasks[position]
     answer = state.answer_to_send(position)
     says_answer = answer is not None and answer.attempt == record.attempt
-    interrupted = step.action is ResumeAction.CONTINUE and not says_answer and not is_to_be_corrected(record)
+    interrupted = step.action is ResumeAction.CONTINUE and not says_answer and not needs_correction(record)
     may_correct = _may_correct(state.dag.tasks[position], record, step)
     if record.session_id is None and answer is None and not may_correct:
         return
@@ -340,7 +340,7 @@ def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
     """
     if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
         return False
-    if is_to_be_corrected(record):
+    if needs_correction(record):
         return step.action is ResumeAction.CONTINUE
     return step.action is not ResumeAction.CONTINUE and not record.session_confirmed
 

@@ -159,7 +159,7 @@ def find_damaged_dependency(
     return None
 
 
-def is_to_be_corrected(record: TaskRecord) -> bool:
+def needs_correction(record: TaskRecord) -> bool:
     """Return whether the last attempt added invalid tasks and the planner has not received the mistakes yet."""
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(INVALID_TASKS)
 
@@ -278,7 +278,7 @@ def _pending(task: Task, record: TaskRecord) -> ResumeStep:
 
 def _failed_before(task: Task, record: TaskRecord) -> ResumeStep:
     failed = f"attempt {record.attempt} failed ({record.error_kind})"
-    if is_to_be_corrected(record):
+    if needs_correction(record):
         return ResumeStep(task.id, ResumeAction.CONTINUE, f"{failed}; the mistakes are sent to the agent")
     if record.session_confirmed:
         return ResumeStep(
