@@ -31,7 +31,7 @@ AT_ONCE = 50
 ATTEMPT_S = 0.2
 WARM_S = 4.0
 """Seconds for which a page is open before it is measured."""
-VIEWS = ("list", "timeline", "graph")
+VIEWS = ("table", "list", "timeline", "graph")
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -105,13 +105,14 @@ async def blocks(view: str, seconds: str = "20", tasks: str = "10000") -> dict[s
     """
     with tempfile.TemporaryDirectory() as name, ui(Path(name)) as server, live_run(Path(name), int(tasks), 1):
         async with opened(server) as page:
+            await _show(page, "list")
             await page.locator(".line.group").first.click()
             await _show(page, VIEWS[0] if view == "change" else view)
             await anyio.sleep(WARM_S)
             await page.evaluate("window.blocks = []")
             for n in range(int(seconds) // 2):
                 if view == "change":
-                    await _show(page, VIEWS[n % 3])
+                    await _show(page, VIEWS[n % 4])
                 await anyio.sleep(2)
             found: list[float] = await page.evaluate("window.blocks")
             shown: str = await page.locator(".head .facts").inner_text()
@@ -130,6 +131,7 @@ async def memory(view: str, minutes: str = "10") -> dict[str, float]:
     attempts = 2 + round(int(minutes) * 60 * AT_ONCE / ATTEMPT_S / 10_000)
     with tempfile.TemporaryDirectory() as name, ui(Path(name)) as server, live_run(Path(name), 10_000, attempts):
         async with opened(server) as page:
+            await _show(page, "list")
             await page.locator(".line.group").first.click()
             await _show(page, view)
             heaps: list[float] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
@@ -105,6 +105,14 @@ class LiveQuery(_Received):
 
     task: str | None = None
     """The task to send in full."""
+
+
+class RowsQuery(_Received):
+    """The results to write to a file."""
+
+    format: Literal["csv", "jsonl"] = "csv"
+    group: str | None = None
+    """The task whose parts are written; without it all tasks."""
 
 
 class PreviewQuery(_Received):

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Annotated
 
 import anyio
+import anyio.to_thread
 from anyio.abc import ObjectReceiveStream
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -18,6 +19,7 @@ from plait.runner.serving import http_bodies
 from plait.runner.serving.http_guard import CodeRefused, SignIn, problem
 from plait.runner.serving.http_routes import StrictJsonRoute, open_stream
 from plait.runner.views.live_view import LiveView, ViewChange
+from plait.runner.views.result_rows import as_csv, as_json_lines, result_rows
 
 
 class PageApi:
@@ -34,6 +36,7 @@ class PageApi:
         router.add_api_route("/sign-in", self.sign_in, methods=["POST"])
         router.add_api_route("/proof", self.prove, methods=["GET"])
         router.add_api_route("/runs/{run_id}/graph", self.graph, methods=["GET"])
+        router.add_api_route("/runs/{run_id}/rows", self.rows, methods=["GET"])
 
         async def live(
             stream: ObjectReceiveStream[ServerSentEvent] = Depends(self.open_live),  # noqa: B008 - the interface of FastAPI
@@ -58,6 +61,19 @@ class PageApi:
     async def graph(self, run_id: str) -> Response:
         """Return the picture of the run's graph."""
         return JSONResponse(await self._runs.graph(run_id))
+
+    async def rows(self, run_id: str, chosen: Annotated[http_bodies.RowsQuery, Query()]) -> Response:
+        """Return the results of the run as a file, as `plait export` writes them."""
+        run = await self._runs.get(run_id)
+
+        def written() -> str:
+            rows = result_rows(run.tasks.values())
+            if chosen.group is not None:
+                rows = [row for row in rows if row["group"] == chosen.group]
+            return as_csv(rows) if chosen.format == "csv" else as_json_lines(rows)
+
+        kind = "text/csv" if chosen.format == "csv" else "application/jsonl"
+        return Response(await anyio.to_thread.run_sync(written), media_type=kind)
 
     async def open_live(
         self, run_id: str, chosen: Annotated[http_bodies.LiveQuery, Query()]

@@ -171,8 +171,9 @@ class SpanSender:
     async def _opened(self) -> Client:
         if self._client is None:
             headers = self._collector.headers
-            limits = {"request_timeout": _REQUEST_S, "connect_timeout": _CONNECT_S}
-            self._client = await anyio.to_thread.run_sync(lambda: Client(self._endpoint, headers, **limits))
+            self._client = await anyio.to_thread.run_sync(
+                lambda: Client(self._endpoint, headers, request_timeout=_REQUEST_S, connect_timeout=_CONNECT_S)
+            )
         return self._client
 
 

@@ -14,11 +14,15 @@ export class TaskList {
 
 	constructor(onopen, ontoggle) {
 		Object.assign(this, { onopen, ontoggle });
-		this.element = h("plait-tasks", {
+		this.element = this.list = h("plait-tasks", {
 			role: "treegrid", tabindex: "0", label: "Tasks",
-			onscroll: () => this.draw(), onkeydown: (event) => this.press(event), onclick: ({ target }) => target !== this.element && target !== this.space && this.open(target.closest(".line").n),
+			onscroll: () => this.draw(), onkeydown: (event) => this.press(event), onclick: ({ target }) => target.closest(".line")?.n >= 0 && this.open(target.closest(".line").n),
 		}, this.space);
-		new ResizeObserver(() => this.draw()).observe(this.element);
+		new ResizeObserver(() => this.draw()).observe(this.list);
+	}
+
+	get lines() {
+		return this.selection.lines;
 	}
 
 	get height() {
@@ -27,15 +31,15 @@ export class TaskList {
 
 	show(selection) {
 		this.selection = selection;
-		this.cursor = Math.min(this.cursor, Math.max(selection.lines.length - 1, 0));
+		this.cursor = Math.min(this.cursor, Math.max(this.lines.length - 1, 0));
 		this.draw();
 	}
 
 	draw() {
 		if (!this.selection || !this.element.isConnected) return;
-		const { element: list, height, pool, selection: { lines } } = this;
+		const { list, height, pool, lines } = this;
 		this.space.style.height = `${lines.length * height}px`;
-		list.setAttribute("aria-rowcount", lines.length);
+		list.setAttribute("aria-rowcount", lines.length + Boolean(this.heads));
 		const from = Math.max(0, Math.floor(list.scrollTop / height) - BESIDE);
 		const to = Math.min(lines.length, Math.ceil((list.scrollTop + list.clientHeight) / height) + BESIDE);
 		this.pool = new Map();
@@ -52,17 +56,22 @@ export class TaskList {
 		if (lines[this.cursor]) list.setAttribute("aria-activedescendant", idOf(lines[this.cursor]));
 	}
 
-	update(element, { row, group, level, open, more }, n) {
+	update(element, line, n) {
+		const { row, group, level, open, more } = line;
 		const chosen = row?.id === this.selection.task;
 		const took = row && this.selection.took(row);
 		const place = ["line", `level-${level}`, n === this.cursor && "cursor", chosen && "chosen", group && (more ? "more" : "group")].filter(Boolean).join(" ");
-		const face = [n, place, took, open, more, group && JSON.stringify(group.counts)].join();
+		const face = [n, place, took, open, more, group && JSON.stringify(group.counts), this.face].join();
 		if (element.row === row && element.face === face) return;
 		Object.assign(element, { row, face, n, className: place });
-		set(element, { "aria-rowindex": n + 1, "aria-level": level + 1, "aria-selected": String(chosen), "aria-expanded": group && String(open) });
+		set(element, { "aria-rowindex": n + 1 + Boolean(this.heads), "aria-level": !this.heads && level + 1, "aria-selected": String(chosen), "aria-expanded": group && String(open) });
+		replace(element, this.cellsOf(line, took).map(([name, ...content]) => h("span", { class: name, role: "gridcell", title: name === "c-note" && content[content.length - 1] }, content)));
+	}
+
+	cellsOf({ row, group, open, more }, took) {
 		const { status, tokens: used, cost_usd: dollars } = row || group;
 		const note = row ? noteOf(row) : more ? moreOf(more) : countsOf(group);
-		const cells = more ? [["c-state"], ["c-id", h("span.name", "…")], ["c-note", note]] : [
+		return more ? [["c-state"], ["c-id", h("span.name", "…")], ["c-note", note]] : [
 			["c-state", group && h("span.twist", { "aria-hidden": "true" }, open ? "▾" : "▸"), icon(status)],
 			["c-id", h("span.name", row ? row.id : `${group.name}.*`), row?.item && h("span.item", row.item)],
 			["c-note", row && [h("b", { status }, words(status)), " "], note],
@@ -71,18 +80,17 @@ export class TaskList {
 			["c-num", tokens(used)],
 			["c-num", cost({ cost_usd: dollars })],
 		];
-		replace(element, cells.map(([name, ...content]) => h("span", { class: name, role: "gridcell", title: name === "c-note" && note }, content)));
 	}
 
 	open(n = this.cursor) {
 		this.cursor = n;
-		this.onopen(this.selection.lines[n]);
+		this.onopen(this.lines[n]);
 	}
 
 	press(event) {
-		const last = this.selection.lines.length - 1;
-		const page = Math.max(1, Math.floor(this.element.clientHeight / this.height) - 1);
-		const line = this.selection.lines[this.cursor];
+		const last = this.lines.length - 1;
+		const page = Math.max(1, Math.floor(this.list.clientHeight / this.height) - 1);
+		const line = this.lines[this.cursor];
 		const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -last, End: last };
 		if (event.key in moves && !event.ctrlKey && !event.metaKey) this.move(Math.min(last, Math.max(0, this.cursor + moves[event.key])));
 		else if (event.key === "Enter" || event.key === " ") this.open();
@@ -93,14 +101,14 @@ export class TaskList {
 	}
 
 	move(to) {
-		const { element: list, height } = this;
+		const { list, height } = this;
 		this.cursor = to;
-		list.scrollTop = Math.min(Math.max(list.scrollTop, (to + 1) * height - list.clientHeight), to * height);
+		list.scrollTop = Math.min(Math.max(list.scrollTop, (to + 1) * height + (this.heads?.offsetHeight || 0) - list.clientHeight), to * height);
 		this.draw();
 	}
 
 	reveal(task) {
-		const n = this.selection?.lineOf(task);
+		const n = this.lines.findIndex((line) => line.row?.id === task);
 		if (n >= 0) this.move(n);
 	}
 }

@@ -7,11 +7,14 @@ import { addressOf, clock, cost, count, elapsed, inOut, RESUMABLE, time, words }
 import { GraphView } from "./graph.js";
 import { TaskList } from "./list.js";
 import { owner, progress } from "./runs.js";
+import { ResultTable } from "./result_table.js";
 import { Selection, STATUSES } from "./selection.js";
 import { TaskPanel } from "./task.js";
 import { Timeline } from "./timeline.js";
 
-const VIEWS = ["list", "timeline", "graph"];
+const VIEWS = ["table", "list", "timeline", "graph"];
+const LISTS = VIEWS.slice(1);
+const FEW = 10; // parts that need no table
 const DONE = ["completed", "failed", "cancelled"];
 
 export class RunPage {
@@ -33,6 +36,7 @@ export class RunPage {
 		const toggle = (name, open) => (this.selection.toggle(name, open), this.draw());
 		const open = (line) => line && (line.row ? pick(line.row.id) : toggle(line.group.name));
 		this.list = new TaskList(open, toggle);
+		this.table = new ResultTable(run, open, (statuses) => this.set({ statuses }));
 		this.timeline = new Timeline(open);
 		this.graph = new GraphView(run, pick, (name) => (this.selection.toggle(name, true), this.set({ view: "list" })));
 		this.element = h("section.run",
@@ -53,7 +57,7 @@ export class RunPage {
 		selection.statuses = new Set(query.getAll("status"));
 		selection.find = (query.get("find") || "").toLowerCase();
 		if (document.activeElement !== this.find) this.find.value = query.get("find") || "";
-		const view = VIEWS.find((one) => one === query.get("view")) || "list";
+		this.wanted = VIEWS.find((one) => one === query.get("view"));
 		const isMoved = task !== selection.task || !this.live;
 		selection.task = task;
 		selection.lay();
@@ -61,13 +65,12 @@ export class RunPage {
 			this.choose(task);
 			this.follow();
 		}
-		if (view !== this.view) this.turn(view);
 		this.draw();
 	}
 
-	set({ task = this.selection.task, view = this.view, statuses = this.selection.statuses, find = this.find.value }) {
+	set({ task = this.selection.task, view = this.wanted, statuses = this.selection.statuses, find = this.find.value }) {
 		const query = new URLSearchParams();
-		if (view !== "list") query.set("view", view);
+		if (view) query.set("view", view);
 		for (const one of statuses) query.append("status", one);
 		if (find) query.set("find", find);
 		location.hash = addressOf(this.run, task) + (query.size ? `?${query}` : "");
@@ -78,7 +81,7 @@ export class RunPage {
 		this.panel = task && new TaskPanel(this.run, () => this.set({ task: null }));
 		replace(this.side, this.panel?.element);
 		this.element.classList.toggle("with-task", Boolean(task));
-		if (!task && isFocused && this.view === "list") this.list.element.focus({ preventScroll: true });
+		if (!task && isFocused) this[this.view].list?.focus({ preventScroll: true });
 	}
 
 	follow() {
@@ -134,22 +137,24 @@ export class RunPage {
 			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head), inOut(head), owner(head), ...paused]
 				.map((text) => text && h("span", text)),
 			h("code.id", head.run_id));
-		if (this.view === "list") this.list.draw();
+		this[this.view]?.reveal && this[this.view].draw();
 	}
 
-	turn(view) {
+	turn(view, names) {
 		this.view = view;
+		this.names = names;
 		const isFocused = this.tabs.contains(document.activeElement);
-		replace(this.tabs, VIEWS.map((name) => button(name[0].toUpperCase() + name.slice(1), () => this.set({ view: name }),
+		replace(this.tabs, names.map((name) => button(name[0].toUpperCase() + name.slice(1), () => this.set({ view: name }),
 			{ role: "tab", "aria-selected": String(name === view), tabindex: name === view ? 0 : -1 })));
 		if (isFocused) this.tabs.querySelector("[aria-selected=true]").focus();
 		replace(this.views, this[view].element);
-		if (view === "list" && this.selection.task) requestAnimationFrame(() => this.list.reveal(this.selection.task));
+		if (this[view].reveal && this.selection.task) requestAnimationFrame(() => this[view].reveal(this.selection.task));
 	}
 
 	pressTab(event) {
-		const step = { ArrowRight: 1, ArrowLeft: 2 }[event.key];
-		if (step) this.set({ view: VIEWS[(VIEWS.indexOf(this.view) + step) % VIEWS.length] });
+		const { names, view } = this;
+		const step = { ArrowRight: 1, ArrowLeft: names.length - 1 }[event.key];
+		if (step) this.set({ view: names[(names.indexOf(view) + step) % names.length] });
 	}
 
 	drawn() {
@@ -160,7 +165,7 @@ export class RunPage {
 	}
 
 	draw() {
-		const { counts, statuses } = this.selection;
+		const { counts, statuses, groups, all } = this.selection;
 		const shown = STATUSES.filter((name) => counts[name] || statuses.has(name));
 		const face = JSON.stringify([shown.map((name) => counts[name]), [...statuses]]);
 		if (face !== this.chipFace) {
@@ -169,6 +174,11 @@ export class RunPage {
 			replace(this.chips, chips(shown, statuses, (chosen) => this.set({ statuses: chosen }), counts));
 			this.chips.children[focused]?.focus();
 		}
-		this[this.view].show(this.selection, this.head);
+		const parts = Math.max(0, ...[...groups.values()].map((group) => group.parts.length));
+		this.isWide ||= parts > FEW && 2 * parts >= all.length;
+		const names = groups.size || this.isWide ? VIEWS : LISTS;
+		const view = (names.includes(this.wanted) && this.wanted) || (this.isWide ? "table" : "list");
+		if (view !== this.view || names !== this.names) this.turn(view, names);
+		this[view].show(this.selection, this.head);
 	}
 }

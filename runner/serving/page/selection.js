@@ -69,7 +69,7 @@ export class Selection {
 
 	fits(row) {
 		const isChosen = !this.statuses.size || this.statuses.has(row.status);
-		return isChosen && `${row.id}\n${row.item || ""}`.toLowerCase().includes(this.find);
+		return isChosen && `${row.id}\n${row.item || ""}\n${this.find && row.answer ? JSON.stringify(row.answer) : ""}`.toLowerCase().includes(this.find);
 	}
 
 	isOpen(group) {

@@ -16,10 +16,12 @@ export class TaskPanel {
 
 	constructor(run, onclose) {
 		this.run = run;
-		this.parts = Object.fromEntries(["why", "ask", "error", "result", "talk", "tries", "more"].map((name) => [name, h(`div.part-${name}`)]));
+		this.parts = Object.fromEntries(["why", "ask", "error", "sent", "result", "talk", "tries", "more"].map((name) => [name, h(`div.part-${name}`)]));
+		const { sent, result, ...parts } = this.parts;
+		const [before, after] = [Object.values(parts).slice(0, 3), Object.values(parts).slice(3)];
 		this.element = h("aside.panel", { label: "Task", tabindex: "0", onkeydown: (event) => event.key === "Escape" && onclose() },
 			h("header", this.title, button("✕", onclose, { label: "Close the task", class: "quiet" })),
-			this.head, this.actions, this.told, Object.values(this.parts));
+			this.head, this.actions, this.told, before, h("div.both", sent, result), after);
 	}
 
 	show(task) {
@@ -37,6 +39,7 @@ export class TaskPanel {
 			h("div.callout.bad", h("b", task.error_kind), ": ", linked(task.error || "")),
 			task.remedy && h("p.about", task.remedy),
 			traceback && h("details", { open: true }, h("summary", "Traceback"), h("pre", traceback))]);
+		this.showSent(task);
 		this.showPart("result", "Result", task.damaged
 			? h("p.callout.bad", "The stored result does not match its checksum. Retry failed tasks to run the task again.")
 			: task.data !== null ? task.data?.constructor === Object ? pairs(Object.entries(task.data).map(([name, one]) => [name, textOf(one)])) : h("pre", json(task.data)) : task.text !== null && h("pre.text", linked(task.text)));
@@ -46,6 +49,17 @@ export class TaskPanel {
 				[one.attempt, one.status, clock(one.started_at), seconds(one.duration_s), tokens(one.input_tokens + one.output_tokens),
 					cost(one), one.error_kind && `${one.error_kind}: ${one.error}`])));
 		this.showMore(task);
+	}
+
+	/** Show what the task was asked with, beside what came. */
+	showSent({ messages, rendered, prompt, attempts, spec: { system, output_schema: schema, item, ...settings } }) {
+		const sent = messages.findLast((one) => one.role === "user" && one.attempt === attempts)?.content ?? rendered;
+		this.showPart("sent", "Sent", [
+			system && h("details", { open: true }, h("summary", "System prompt"), h("pre.text", system)),
+			h("details", { open: true }, h("summary", sent ? "Prompt" : "Prompt template"), h("pre.text", linked(sent || prompt))),
+			pairs(Object.entries({ item, ...settings }).filter(([, value]) => value !== undefined).map(([name, value]) => [name, textOf(value)])),
+			schema && h("details", h("summary", "Schema of the answer"), h("pre", json(schema))),
+		]);
 	}
 
 	showWhy(text) {
