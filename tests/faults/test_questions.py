@@ -80,10 +80,10 @@ def dying_at(inner: Store, last: int, fault: Fault) -> FaultyStore:
     ("fault", "callback", "second"),
     [
         (Fault.BEFORE, True, 1),
-        (Fault.BEFORE, False, 3),
+        pytest.param(Fault.BEFORE, False, 3, marks=pytest.mark.slow),
         (Fault.AFTER, True, 2),
         (Fault.AFTER, False, 8),
-        (Fault.BEFORE, True, 5),
+        pytest.param(Fault.BEFORE, True, 5, marks=pytest.mark.slow),
     ],
 )
 async def test_death_at_every_write(fault: Fault, callback: bool, second: int) -> None:

@@ -114,7 +114,7 @@ async def test_another_key_or_name_has_a_limit_of_its_own(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("form", ["x-ratelimit-{1}-{0}", "anthropic-ratelimit-{0}-{1}"])
 async def test_headers_lower_the_limit(dialect: Dialect, form: str) -> None:
-    headers = {form.format("requests", "limit"): "60", form.format("requests", "remaining"): "0"}
+    headers = {form.format("requests", "limit"): "240", form.format("requests", "remaining"): "0"}
     times: list[float] = []
 
     async def answer(exchange: Exchange) -> None:
@@ -124,7 +124,7 @@ async def test_headers_lower_the_limit(dialect: Dialect, form: str) -> None:
     async with serve(answer) as server, make(dialect, server.url, stream=False) as backend:
         runner = ParallelRunner(backends={"api": backend}, rates={"api": RateLimits(60_000)}, concurrency=1)
         await runner.run(wide("t", 3))
-    assert [round(after - before, 1) >= 0.9 for before, after in pairwise(times)] == [True, True]
+    assert [after - before >= 0.2 for before, after in pairwise(times)] == [True, True]
 
 
 async def _chat(exchange: Exchange, headers: dict[str, str]) -> None:

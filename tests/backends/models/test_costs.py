@@ -60,7 +60,7 @@ async def test_a_request_that_is_cut_has_cost_at_least_what_was_told(dialect: Di
     """OpenAI counts at the end of an answer alone: nothing is known then."""
     begun = anyio.Event()
     async with serve(events(dialect.parts("half an ", reason=None), end="hang")) as server:
-        runner = ParallelRunner(make(dialect, server.url), prices={"m": Price(1.0, 10.0)})
+        runner = ParallelRunner(make(dialect, server.url), prices={"m": Price(1.0, 10.0)}, cancel_grace=0.1)
         task = Task("a", "Hello.", timeout=1.0 if end == "timeout" else None, retry=0)
         async with runner.start(DAG([task])) as run:
             async for event in run.events():

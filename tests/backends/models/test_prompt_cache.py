@@ -272,7 +272,7 @@ async def test_a_cancelled_run_sends_nothing_that_waited(dialect: Dialect) -> No
 
 
 async def test_a_task_waits_for_a_tenth_of_its_time_limit(dialect: Dialect) -> None:
-    tasks = [replace(task, timeout=2.0, retry=Retry(attempts=1)) for task in questions(DOCUMENT, 4)]
+    tasks = [replace(task, timeout=1.0, retry=Retry(attempts=1)) for task in questions(DOCUMENT, 4)]
     async with (
         serve(silence, events(dialect.parts("so"))) as server,
         backend(dialect, server, prompt_cache=True) as one,

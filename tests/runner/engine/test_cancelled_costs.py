@@ -55,7 +55,7 @@ class AgentTurn:
 
 
 async def ended(store: Store, agent: Agent, how: str) -> Usage:
-    async with ParallelRunner(agent, store=store).start(PAIR, "r") as run:
+    async with ParallelRunner(agent, store=store, cancel_grace=0.1).start(PAIR, "r") as run:
         await agent.at_work.wait()
         await anyio.wait_all_tasks_blocked()
         getattr(run, how)()

@@ -116,8 +116,15 @@ def test_a_fork_that_had_not_begun_is_refused_once_its_parent_is_deleted(tmp_pat
     assert (tmp_path / "log").read_text() == ""
 
 
-@pytest.mark.parametrize("limit", [5, 6])
-@pytest.mark.parametrize("verb", ["resume", "orphan"])
+@pytest.mark.parametrize(
+    ("limit", "verb"),
+    [
+        (6, "resume"),
+        (5, "orphan"),
+        pytest.param(5, "resume", marks=pytest.mark.slow),
+        pytest.param(6, "orphan", marks=pytest.mark.slow),
+    ],
+)
 def test_a_fork_killed_between_two_batches_of_kept_tasks_calls_none_of_them(
     tmp_path: Path, limit: int, verb: str
 ) -> None:

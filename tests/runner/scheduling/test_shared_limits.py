@@ -234,7 +234,7 @@ async def test_a_run_that_is_ended_gives_its_places_to_others(how: str) -> None:
             await go.wait()
         return prompt
 
-    runner = ParallelRunner(body, concurrency=2, shared_limits=True)
+    runner = ParallelRunner(body, concurrency=2, shared_limits=True, cancel_grace=0.1)
     async with runner.start(wide("held", 5)) as holding, runner.start(wide("next", 3)) as waiting:
         await held.wait()
         await anyio.wait_all_tasks_blocked()
