@@ -69,10 +69,10 @@ def _time_up(*_: object) -> NoReturn:
 def _copy(folder: Path, seconds: int) -> None:
     # Open for reading and writing, so that end of file never occurs when a writer closes the bell.
     bell = os.open(folder / "bell", os.O_RDWR | os.O_NONBLOCK)
-    said = os.open(folder / "said", os.O_RDONLY)
+    messages = os.open(folder / "said", os.O_RDONLY)
     signal.alarm(seconds)
     while True:
-        piece = os.read(said, 65536)
+        piece = os.read(messages, 65536)
         if not piece:
             _wait(bell)
             signal.alarm(seconds)  # a process is present, even without a message
@@ -104,8 +104,8 @@ def _kill(folder: Path, library: str) -> None:
     sys.path += [str(Path(__file__).parents[1] / "process"), *filter(None, [library])]
     from process_table import ProcessTag, kill_tree  # type: ignore[import-not-found]  # noqa: PLC0415
 
-    known = json.loads((folder / "child.json").read_bytes())
-    kill_tree([ProcessTag(known["marker"], known["pid"], known["started"])], _GRACE)
+    manifest = json.loads((folder / "child.json").read_bytes())
+    kill_tree([ProcessTag(manifest["marker"], manifest["pid"], manifest["started"])], _GRACE)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from typing import Any
 def decide(use: dict[str, Any], answer: Any) -> dict[str, Any]:
     """Return the decision on a tool use, given a person's `answer`."""
     if use.get("tool_name") == "AskUserQuestion":
-        given: dict[str, Any] = use["tool_input"]
+        tool_input: dict[str, Any] = use["tool_input"]
         answers: Any = answer
         if isinstance(answer, str):
-            answers = {one["question"]: answer for one in given["questions"]}
-        return {"permissionDecision": "allow", "updatedInput": {**given, "answers": answers}}
+            answers = {one["question"]: answer for one in tool_input["questions"]}
+        return {"permissionDecision": "allow", "updatedInput": {**tool_input, "answers": answers}}
     if answer == "allow":
         return {"permissionDecision": "allow"}
     reason = str(answer).partition(":")[2].strip() or "a person has said no"
@@ -25,13 +25,13 @@ def decide(use: dict[str, Any], answer: Any) -> dict[str, Any]:
 def main() -> None:
     use = json.load(sys.stdin)
     decision: dict[str, Any] = {"permissionDecision": "defer"}
-    taken = f"{sys.argv[1]}.{os.getpid()}"
+    own_file = f"{sys.argv[1]}.{os.getpid()}"
     try:
-        os.rename(sys.argv[1], taken)  # noqa: PTH104 - an answer is for one use; two hooks may look for it at once
+        os.rename(sys.argv[1], own_file)  # noqa: PTH104 - an answer is for one use; two hooks may look for it at once
     except FileNotFoundError:
         pass
     else:
-        with open(taken, encoding="utf-8") as file:  # noqa: PTH123
+        with open(own_file, encoding="utf-8") as file:  # noqa: PTH123
             decision = decide(use, json.load(file))
     json.dump({"hookSpecificOutput": {"hookEventName": "PreToolUse", **decision}}, sys.stdout)
 

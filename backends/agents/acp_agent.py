@@ -158,10 +158,10 @@ class AcpConversation(AgentConversation):
     async def send(self, prompt: str) -> Reply:
         """Implement `Conversation.send`. With an open question, the session id ends in `?` and an id of the request."""
         reply = await super().send(prompt)
-        wanted = None if self._machine is None else self._machine.permission_request
-        if reply.question is None or reply.session_id is None or wanted is None:
+        permission = None if self._machine is None else self._machine.permission_request
+        if reply.question is None or reply.session_id is None or permission is None:
             return reply
-        return replace(reply, session_id=marked(reply.session_id, wanted))
+        return replace(reply, session_id=marked(reply.session_id, permission))
 
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         assert isinstance(reader, AcpMachine)

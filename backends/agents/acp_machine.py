@@ -150,8 +150,8 @@ def _setting(step: AcpStep, what: str, opened: JsonValue, session: str, wanted: 
 
 
 def _config(opened: JsonValue, what: str) -> Mapping[str, JsonValue] | None:
-    found = tables(opened, "configOptions")
-    return next((one for one in found if what in {text(one, "category"), text(one, "id")}), None)
+    options = tables(opened, "configOptions")
+    return next((one for one in options if what in {text(one, "category"), text(one, "id")}), None)
 
 
 def _flat(options: Sequence[Mapping[str, JsonValue]]) -> Iterator[Mapping[str, JsonValue]]:
@@ -297,8 +297,8 @@ class AcpMachine:
             raise self._failure
         if self.permission_request is not None:
             question = self.permission_request.question
-            said = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
-            return self._answer(replace(TurnAnswer(said), question=question))
+            words = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
+            return self._answer(replace(TurnAnswer(words), question=question))
         if self._result is None:
             raise self._failure_of(*no_outcome(self._agent.title, ending, PHRASES))
         reason = text(self._result, "stopReason")
@@ -437,17 +437,17 @@ class AcpMachine:
         if self._is_cancelled:
             self._sent.send(answer(identity, _CANCELLED))
             return
-        wanted, goals = permission_request(params), self.goals
+        permission, goals = permission_request(params), self.goals
         was_answered = self._sent.was_sent(answer(identity, None)) and not self._sent.was_sent(self._cancellation())
         if (
             self.permission_request is None
             and not was_answered
-            and needs_person(wanted, goals.permissions, goals.grant)
+            and needs_person(permission, goals.permissions, goals.grant)
         ):
-            self.permission_request = wanted
-            self._show("waiting", wanted.question.text)
+            self.permission_request = permission
+            self._show("waiting", permission.question.text)
             self._sent.send(self._cancellation())
-        option = None if self.permission_request is not None else choose(wanted, goals.permissions, goals.grant)
+        option = None if self.permission_request is not None else choose(permission, goals.permissions, goals.grant)
         chosen: JsonValue = {"outcome": {"outcome": "selected", "optionId": option.identity}} if option else _CANCELLED
         self._sent.send(answer(identity, chosen))
         if self.permission_request is not None:
@@ -455,8 +455,8 @@ class AcpMachine:
         self._shown += self._updates.tool(at(params, "toolCall"))
         if option is None or option.kind.startswith("reject"):
             self._updates.is_silent = True
-            self._denied.append(wanted.about)
-            self._show("notice", f"not allowed: {wanted.about}")
+            self._denied.append(permission.about)
+            self._show("notice", f"not allowed: {permission.about}")
 
     def _cancellation(self) -> Message:
         return notification("session/cancel", {"sessionId": self._session})

@@ -145,34 +145,34 @@ def permission_request(params: JsonValue) -> PermissionRequest:
 
 def describe(tool: JsonValue) -> str:
     """Return a short description of a tool call."""
-    title, told = text(tool, "title"), describe_tool_call("", at(tool, "rawInput")).removeprefix(": ")
-    if told and told not in title:
-        title = f"{title}: {told}" if title else told
+    title, call = text(tool, "title"), describe_tool_call("", at(tool, "rawInput")).removeprefix(": ")
+    if call and call not in title:
+        title = f"{title}: {call}" if title else call
     return shown(title or text(tool, "kind") or "a tool", 200)
 
 
-def choose(wanted: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> Option | None:
+def choose(request: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> Option | None:
     """Return the option to choose; None for none. A person's decision on the same action comes first."""
-    if grant is not None and grant.action_id == wanted.action_id:
-        return next((option for option in wanted.options if option.name == grant.choice), None)
+    if grant is not None and grant.action_id == request.action_id:
+        return next((option for option in request.options if option.name == grant.choice), None)
     kinds = _FIRST["allow" if policy == "allow" else "deny"]
-    return next((option for kind in kinds for option in wanted.options if option.kind == kind), None)
+    return next((option for kind in kinds for option in request.options if option.kind == kind), None)
 
 
-def needs_person(wanted: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> bool:
+def needs_person(request: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> bool:
     """Return whether a person has to decide and has not decided yet."""
-    return policy == "ask" and bool(wanted.options) and (grant is None or grant.action_id != wanted.action_id)
+    return policy == "ask" and bool(request.options) and (grant is None or grant.action_id != request.action_id)
 
 
-def marked(session_id: str, wanted: PermissionRequest) -> str:
+def marked(session_id: str, request: PermissionRequest) -> str:
     """Return the session id, extended by the id of the request, so that the answer can be matched to the request."""
-    return f"{session_id}?asks-{wanted.action_id}"
+    return f"{session_id}?asks-{request.action_id}"
 
 
 def unmarked(session_id: str | None) -> tuple[str | None, str | None]:
     """Return the plain session id, and the id of the action if `session_id` is marked."""
-    found = _MARKED.fullmatch(session_id or "")
-    return (found[1], found[2]) if found else (session_id, None)
+    match = _MARKED.fullmatch(session_id or "")
+    return (match[1], match[2]) if match else (session_id, None)
 
 
 def answer_prompt(answer: str) -> str:
@@ -185,23 +185,25 @@ def answer_prompt(answer: str) -> str:
 
 
 def _action_id(tool: JsonValue) -> str:
-    given = at(tool, "rawInput")
-    if isinstance(given, dict) and given:
+    tool_input = at(tool, "rawInput")
+    if isinstance(tool_input, dict) and tool_input:
         # The description is worded differently each time.
-        done: JsonValue = {key: given[key] for key in given if not ("command" in given and key == "description")}
+        action: JsonValue = {
+            key: tool_input[key] for key in tool_input if not ("command" in tool_input and key == "description")
+        }
     else:
-        done = [text(tool, "title"), at(tool, "content")]
-    whole = json.dumps([text(tool, "kind"), done], sort_keys=True)
+        action = [text(tool, "title"), at(tool, "content")]
+    whole = json.dumps([text(tool, "kind"), action], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def _options(params: JsonValue) -> list[Option]:
     options: list[Option] = []
-    for told_option in tables(params, "options"):
-        identity, name = text(told_option, "optionId"), shown(text(told_option, "name"), 200)
+    for offer in tables(params, "options"):
+        identity, name = text(offer, "optionId"), shown(text(offer, "name"), 200)
         if not name or any(option.name == name for option in options):
             name = f"{name} ({shown(identity, 100)})".lstrip()
-        options.append(Option(identity, name, text(told_option, "kind")))
+        options.append(Option(identity, name, text(offer, "kind")))
     return options
 
 
@@ -287,8 +289,8 @@ class Updates:
         if not piece:
             return []
         self.is_silent, self._ends_in_text = False, True
-        known = text(update, "messageId") or f"{_UNNUMBERED}{self._notes}"
-        self._messages[known] = self._messages.pop(known, "") + piece
+        message_id = text(update, "messageId") or f"{_UNNUMBERED}{self._notes}"
+        self._messages[message_id] = self._messages.pop(message_id, "") + piece
         return [Output("text", piece, self.usage)]
 
     def tool(self, update: JsonValue) -> Sequence[Output]:
@@ -434,6 +436,6 @@ def _words(value: JsonValue, name: str) -> str:
 
 def _message(error: JsonValue) -> str:
     """Return the error's message, without details that repeat the request."""
-    said, data = _words(error, "message"), at(error, "data")
+    message, data = _words(error, "message"), at(error, "data")
     details = data if isinstance(data, str) else _words(data, "details") or _words(data, "message")
-    return f"{said}: {details}" if details and details not in said else said or "no reason given"
+    return f"{message}: {details}" if details and details not in message else message or "no reason given"

@@ -78,8 +78,8 @@ def kind_of_failure(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
 
 def status_in(message: str) -> int:
     """Return the HTTP status named in `message`; 0 if none."""
-    found = _STATUS.search(message[:2000])
-    return int(found[1]) if found else 0
+    match = _STATUS.search(message[:2000])
+    return int(match[1]) if match else 0
 
 
 def failure(
@@ -92,8 +92,8 @@ def failure(
 ) -> BackendError:
     """Return the error. `wait` counts only for limits; `continues_session` is ignored for a lost session."""
     hint = wait if kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED} else None
-    kept = continues_session and kind is not ErrorKind.SESSION_LOST
-    return BackendError(kind, safe_line(message), retry_after=hint, usage=usage, continues_session=kept)
+    continues = continues_session and kind is not ErrorKind.SESSION_LOST
+    return BackendError(kind, safe_line(message), retry_after=hint, usage=usage, continues_session=continues)
 
 
 def safe_line(message: str) -> str:
@@ -121,15 +121,15 @@ def no_outcome(
     The message comes from what the program said, on stderr or as plain text on stdout. Lines that start with `noise`
     are ignored.
     """
-    said, printed = _telling(plain(ending.stderr), noise), _telling("\n".join(ending.stdout), noise)
+    errors, printed = _telling(plain(ending.stderr), noise), _telling("\n".join(ending.stdout), noise)
     if ending.status is None or ending.status >= 0:
-        for line in (*reversed(said), *reversed(printed)):
+        for line in (*reversed(errors), *reversed(printed)):
             if kind := _by_phrase(line, phrases) or (ErrorKind.RATE_LIMITED if reports_limit(line) else None):
                 return kind, f"{program}: {line}"
         for line in reversed(printed):
             if kind := _by_status(line):
                 return kind, f"{program}: {line}"
-    reasons = [f": {one}" for lines in (said, printed) for one in _cause(lines)]
+    reasons = [f": {one}" for lines in (errors, printed) for one in _cause(lines)]
     return ErrorKind.CRASHED, f"{program} {_how(ending.status)} before its turn was over{''.join(reasons)}"
 
 

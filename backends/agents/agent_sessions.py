@@ -116,18 +116,18 @@ def remove_sessions_except(known: Iterable[str], folder: Path, idle: float) -> l
     """
     names = {_name(session_id) for session_id in known}
     files: dict[str, list[Path]] = {}
-    for one in folder.iterdir():
-        found = _KEPT.fullmatch(one.name)
-        if found is not None and found["name"] not in names:
-            files.setdefault(found["session"], []).append(one)
+    for path in folder.iterdir():
+        match = _KEPT.fullmatch(path.name)
+        if match is not None and match["name"] not in names:
+            files.setdefault(match["session"], []).append(path)
     failures: list[OSError] = []
-    for session, kept in files.items():
+    for session, paths in files.items():
         try:
-            if time.time() - max(one.lstat().st_mtime for one in kept) > idle and not is_locked(
+            if time.time() - max(path.lstat().st_mtime for path in paths) > idle and not is_locked(
                 folder / f"{session}.lock"
             ):
-                for one in kept:
-                    one.unlink(missing_ok=True)
+                for path in paths:
+                    path.unlink(missing_ok=True)
         except FileNotFoundError:  # another process removes the files
             continue
         except OSError as error:
@@ -145,18 +145,18 @@ def first_before(folder: Path, before: Usage) -> Usage:
     cost recorded at the first count is returned.
     """
     path = folder / "before.json"
-    known = _read(path)
-    if known is None:
+    recorded = _read(path)
+    if recorded is None:
         _write(path, before)
-    return before if known is None else known
+    return before if recorded is None else recorded
 
 
 def _read(path: Path) -> Usage | None:
     try:
-        told = json.loads(path.read_bytes())
-        cost = told["cost_usd"]
-        cache_read, cache_write, reasoning = (int(told.get(name, 0)) for name in _PARTS)
-        tokens = int(told["input_tokens"]), int(told["output_tokens"])
+        fields = json.loads(path.read_bytes())
+        cost = fields["cost_usd"]
+        cache_read, cache_write, reasoning = (int(fields.get(name, 0)) for name in _PARTS)
+        tokens = int(fields["input_tokens"]), int(fields["output_tokens"])
         return Usage(*tokens, None if cost is None else float(cost), None, cache_read, cache_write, reasoning)
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -200,10 +200,10 @@ def holds(path: Path, wanted: str) -> bool:
 def _said(line: bytes) -> list[str]:
     """Return the user's texts in a line of a session file of Claude Code (`message`) or Codex (`payload`)."""
     try:
-        told: Any = json.loads(line)
+        entry: Any = json.loads(line)
     except ValueError:
         return []
-    message = at(told, "message") or at(told, "payload")
+    message = at(entry, "message") or at(entry, "payload")
     if text(message, "role") != "user":
         return []
     return [text(message, "content"), *(text(block, "text") for block in tables(message, "content"))]

@@ -273,10 +273,10 @@ class ClaudeConversation(AgentConversation):
                 raise
             spent = self._budget.after(error.usage.cost_usd)
             question = spent.question
-            asked = Message("assistant", f"({question.text})", error.usage)
-            messages = (*(error.messages or (Message("user", sent),)), asked)
+            notice = Message("assistant", f"({question.text})", error.usage)
+            messages = (*(error.messages or (Message("user", sent),)), notice)
             session_id = spent.marks(self._session_id)
-            return Reply(asked.content, None, session_id, error.usage, messages, question)
+            return Reply(notice.content, None, session_id, error.usage, messages, question)
 
     def _call(self, folder: Path) -> Call:
         call = super()._call(folder)

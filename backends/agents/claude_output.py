@@ -131,18 +131,18 @@ def question_of(deferred: JsonValue) -> Question:
     if text(deferred, "name") == _TOOL:
         return _own_question(deferred)
     # Show the whole input: a person has to see everything to be allowed.
-    given = json.dumps(at(deferred, "input"), ensure_ascii=False)
-    what = shown(f"{text(deferred, 'name')} with {given}", _LONGEST)
+    tool_input = json.dumps(at(deferred, "input"), ensure_ascii=False)
+    what = shown(f"{text(deferred, 'name')} with {tool_input}", _LONGEST)
     schema: dict[str, JsonValue] = {"anyOf": [{"enum": ["allow", "deny"]}, {"type": "string", "pattern": "^deny: ."}]}
     return Question(f'Claude Code asks to use {what}. Answer "allow", "deny" or "deny: REASON"', schema)
 
 
 def _own_question(deferred: JsonValue) -> Question:
-    asked = tables(deferred, "input", "questions")
-    texts = [_with_options(one) for one in asked]
-    if len(asked) == 1:
+    questions = tables(deferred, "input", "questions")
+    texts = [_with_options(one) for one in questions]
+    if len(questions) == 1:
         return Question(texts[0], {"type": "string", "minLength": 1})
-    each: dict[str, JsonValue] = {text(one, "question"): {"type": "string", "minLength": 1} for one in asked}
+    each: dict[str, JsonValue] = {text(one, "question"): {"type": "string", "minLength": 1} for one in questions}
     fields: dict[str, JsonValue] = {"type": "object", "properties": each, "additionalProperties": False}
     return Question(" ".join(texts), {**fields, "required": list(each)})
 
@@ -274,12 +274,12 @@ class ClaudeReader:
         used = self.usage
         if not (count(result, "num_turns") or used.input_tokens or used.output_tokens):
             raise self._no_question(text(result, "result"))
-        said = text(result, "result")
-        if not said.strip() and self._ends_in_text:
-            said = self.last_text
+        answer_text = text(result, "result")
+        if not answer_text.strip() and self._ends_in_text:
+            answer_text = self.last_text
         # Claude Code's own tools, such as the one for structured output, may end a turn.
         reasons = [reason for reason in [text(result, "stop_reason")] if not reason.startswith("tool_")]
-        return TurnAnswer(said, at(result, "structured_output"), used, denied=denied, reasons=reasons)
+        return TurnAnswer(answer_text, at(result, "structured_output"), used, denied=denied, reasons=reasons)
 
     def _stream(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         agent = text(event, "parent_tool_use_id")
@@ -413,16 +413,16 @@ class ClaudeReader:
         kind = kind_of_result(result, message, self._error)
         if text(result, "subtype") == _BUDGET:
             return BudgetReached(kind, f"Claude Code: {safe_line(message)}", usage=self.usage, continues_session=True)
-        kept = self._session is not None
+        continues = self._session is not None
         return failure(
-            kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, continues_session=kept
+            kind, f"Claude Code: {message}", wait=self._hint(message), usage=self.usage, continues_session=continues
         )
 
-    def _no_question(self, said: str) -> BackendError:
+    def _no_question(self, words: str) -> BackendError:
         """Return the error for a "success" without a model request: the text is no answer, `/clear` prints no text."""
         message = (
             "Claude Code took the prompt for a command of its own and asked no model "
-            f"({shown(said, 200) or 'no words'}); begin the prompt with another character than a slash"
+            f"({shown(words, 200) or 'no words'}); begin the prompt with another character than a slash"
         )
         return failure(ErrorKind.INVALID_REQUEST, message, usage=self.usage)
 
@@ -438,8 +438,8 @@ class ClaudeReader:
             return self._delay
         if self._until is not None:
             return max(0.0, self._until - self._now())
-        told = seconds_left(message, self._now())
-        return self._delay if told is None else told
+        seconds = seconds_left(message, self._now())
+        return self._delay if seconds is None else seconds
 
     def _bill(self, request: str, usage: JsonValue) -> None:
         self._tally.note(request, _of_request(usage))

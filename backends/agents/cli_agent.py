@@ -593,11 +593,11 @@ def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:
 
 def replayed(history: Sequence[Message], prompt: str) -> str:
     """Return `prompt` preceded by the earlier messages."""
-    said = "\n\n".join(
+    conversation = "\n\n".join(
         f"<{message.role}>\n{message.content}\n</{message.role}>" for message in history if message.role != "system"
     )
     return (
         "You are going on with a conversation from another session. This is what was said in it, oldest first:\n\n"
-        f"{said}\n\nWhat you did in it is done; look at the files if you need to know more. The next message is:\n\n"
-        f"{prompt}"
+        f"{conversation}\n\nWhat you did in it is done; look at the files if you need to know more. "
+        f"The next message is:\n\n{prompt}"
     )

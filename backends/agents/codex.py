@@ -137,15 +137,15 @@ def _is_strict(schema: JsonValue) -> bool:
     """Return whether every object in `schema` lists and requires all its fields, in keywords known to the server."""
     if not isinstance(schema, dict) or not _STRICT.issuperset(schema) or _KINDS.isdisjoint(schema):
         return False
-    fields, wanted, choices = at(schema, "properties"), at(schema, "required"), at(schema, "anyOf")
+    fields, required, choices = at(schema, "properties"), at(schema, "required"), at(schema, "anyOf")
     inner: list[JsonValue] = list(choices) if isinstance(choices, list) else []
     if schema.get("type") == "object" or fields is not None:
         is_closed = schema.get("additionalProperties") is False
         if (
             not isinstance(fields, dict)
-            or not isinstance(wanted, list)
+            or not isinstance(required, list)
             or not is_closed
-            or set(fields) != {*map(str, wanted)}
+            or set(fields) != {*map(str, required)}
         ):
             return False
         inner += fields.values()
@@ -295,8 +295,10 @@ class CodexReader:
         return [Output("tool", _TOOLS[kind](item))]
 
     def _failure(self, message: str) -> BackendError:
-        kind, said = kind_of_failure(message, _PHRASES)
-        return failure(kind, f"Codex: {said}", wait=seconds_left(said, self._now()), continues_session=self._has_said)
+        kind, reason = kind_of_failure(message, _PHRASES)
+        return failure(
+            kind, f"Codex: {reason}", wait=seconds_left(reason, self._now()), continues_session=self._has_said
+        )
 
 
 def _reason(event: Mapping[str, JsonValue]) -> str:

@@ -59,42 +59,42 @@ class OutputLine:
 
 def read_line(line: bytes) -> OutputLine:
     """Return the events in a line of output, or its text."""
-    said = line.decode("utf-8", "replace").strip()
+    content = line.decode("utf-8", "replace").strip()
     events: list[Mapping[str, JsonValue]] = []
-    if said.startswith("{"):
+    if content.startswith("{"):
         with suppress(ValueError):
-            events = _objects(parse_json(said))
+            events = _objects(parse_json(content))
     if not events:
-        events = _among_noise(said)
+        events = _among_noise(content)
     if events:
         return OutputLine(events, "\n".join(filter(None, map(_reason, events))))
-    return OutputLine((), plain(said).strip("\ufeff \n\t"))
+    return OutputLine((), plain(content).strip("\ufeff \n\t"))
 
 
-def plain(said: str) -> str:
+def plain(output: str) -> str:
     """Return text without terminal codes and control characters, but for the ends of lines."""
-    lines = said.replace("\r\n", "\n").replace("\r", "\n")
+    lines = output.replace("\r\n", "\n").replace("\r", "\n")
     return _CONTROL.sub(" ", _CODE.sub("", lines))
 
 
-def _among_noise(said: str) -> list[Mapping[str, JsonValue]]:
+def _among_noise(line: str) -> list[Mapping[str, JsonValue]]:
     """Return the objects in a line that is not one object and nothing else."""
     # Codes but colours move what follows to another place, as a carriage return does.
-    shown, at, is_clean = _CODE.sub("\r", _COLOUR.sub("", said)), 0, False
-    found: list[Mapping[str, JsonValue]] = []
-    while begin := _OBJECT.search(shown, at):
-        before = _CONTROL.split(_CODE_IN_ONE_BYTE.sub("\r", shown[at : begin.start()]))[-1]
+    visible, at, is_clean = _CODE.sub("\r", _COLOUR.sub("", line)), 0, False
+    events: list[Mapping[str, JsonValue]] = []
+    while begin := _OBJECT.search(visible, at):
+        before = _CONTROL.split(_CODE_IN_ONE_BYTE.sub("\r", visible[at : begin.start()]))[-1]
         if not _SPINNER.fullmatch(before):
             break
         try:
-            one, at = _TOLERANT.raw_decode(shown, begin.start())
+            event, at = _TOLERANT.raw_decode(visible, begin.start())
         except (ValueError, RecursionError):
             if is_clean:
                 break
-            shown, at, is_clean = _CONTROL.sub("", shown[begin.start() :]), 0, True  # a code inside of the object
+            visible, at, is_clean = _CONTROL.sub("", visible[begin.start() :]), 0, True  # a code inside of the object
             continue
-        found += _objects(one)
-    return found
+        events += _objects(event)
+    return events
 
 
 def _objects(one: JsonValue) -> list[Mapping[str, JsonValue]]:

@@ -14,6 +14,7 @@ import anyio
 
 from plait.backends.hosts import dask_relay
 from plait.backends.hosts.dask_relay import Comm
+from plait.backends.hosts.host_connection import HostUnreachable
 from plait.json_form import value
 from plait.safe_text import one_line
 
@@ -55,8 +56,8 @@ def host_name(address: str, name: object) -> str:
 
     A character that session ids and names of folders cannot have is replaced by a dash.
     """
-    given = str(name)
-    return _FOREIGN.sub("-", urlsplit(address).hostname or "" if given == address else given)
+    label = str(name)
+    return _FOREIGN.sub("-", urlsplit(address).hostname or "" if label == address else label)
 
 
 def slots_of(resources: Mapping[str, float]) -> int:
@@ -86,10 +87,6 @@ class Future(Protocol):
         ...
 
 
-class ClusterError(Exception):
-    """The scheduler or a worker cannot be used. The message has the reason."""
-
-
 @value
 class DaskWorker:
     """A worker of a cluster."""
@@ -107,25 +104,25 @@ class Cluster:
         self._client = client
 
     async def workers(self) -> Sequence[DaskWorker]:
-        """Return the workers that offer resources. Raises ClusterError."""
+        """Return the workers that offer resources. Raises HostUnreachable."""
         with _cluster_errors():
             identity = await self._client.scheduler.identity()
-        found = cast("Mapping[str, Mapping[str, Any]]", identity["workers"])
+        workers = cast("Mapping[str, Mapping[str, Any]]", identity["workers"])
         return [
             DaskWorker(host_name(address, one["name"]), address, one["resources"])
-            for address, one in found.items()
+            for address, one in workers.items()
             if one["resources"] and one["status"] in {"running", "paused"}
         ]
 
     async def open(self, worker: str, words: Sequence[str], token: str) -> Comm:
         """Start `plait` with `words` on the machine of the worker with this address, behind a relay.
 
-        Raises ClusterError.
+        Raises HostUnreachable.
         """
         with _cluster_errors():
             listens = (await self._client.run(dask_relay.prepare, workers=[worker]))[worker]
             if is_open(listens):
-                raise ClusterError(_OPEN.format(listens))
+                raise HostUnreachable(_OPEN.format(listens))
             connect = cast("Any", import_module("distributed.comm")).connect
             comm: Comm = await connect(worker, timeout=CONNECT_S, **self._client.connection_args)
             await comm.write({"op": dask_relay.HANDLER, "reply": False, "words": list(words), "token": token})
@@ -151,7 +148,7 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncGenerator[Cluster]:
-    """Connect to the scheduler at `address`. Raises ClusterError."""
+    """Connect to the scheduler at `address`. Raises HostUnreachable."""
     with _cluster_errors():
         dask = cast("Any", import_module("distributed"))  # needs the extra
         security = dask.Security(require_encryption=address.startswith("tls://"))
@@ -160,7 +157,7 @@ async def connected(address: str) -> AsyncGenerator[Cluster]:
             await client
             for listens in await client.run_on_scheduler(_listen_addresses):
                 if is_open(listens):
-                    raise ClusterError(_OPEN.format(listens))
+                    raise HostUnreachable(_OPEN.format(listens))
         except BaseException:
             await _close(client)
             raise
@@ -181,10 +178,10 @@ async def _close(client: Any) -> None:
 
 @contextmanager
 def _cluster_errors() -> Generator[None]:
-    """Raise ClusterError for the errors of Dask: of the network, of TLS, and of functions that fail on a worker."""
+    """Raise HostUnreachable for the errors of Dask: of the network, of TLS, and of functions that fail on a worker."""
     try:
         yield
-    except ClusterError:
+    except HostUnreachable:
         raise
     except Exception as error:
-        raise ClusterError(one_line(str(error)) or type(error).__name__) from error
+        raise HostUnreachable(one_line(str(error)) or type(error).__name__) from error

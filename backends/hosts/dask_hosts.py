@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -16,7 +16,6 @@ from plait.backends.backend_protocol import Output, RunOnHosts
 from plait.backends.extras import require
 from plait.backends.hosts.dask_cluster import (
     Cluster,
-    ClusterError,
     DaskWorker,
     Future,
     check_address,
@@ -98,16 +97,18 @@ class DaskHosts(HostGroup):
         kinds: list[Mapping[str, float]] = []
         for one in [NEEDS if each is None else each for each in needs] or [NEEDS]:
             _add_kind(kinds, one)
-        try:
-            async with connected(self.address) as cluster:
-                yield [
-                    ReachableHost(
-                        worker.name, slots_for(worker.resources, kinds), partial(_open_relay, cluster, worker.address)
-                    )
-                    for worker in await cluster.workers()
-                ]
-        except ClusterError as error:
-            raise HostUnreachable(f"the scheduler {self.address} cannot be used: {error}") from None
+        async with AsyncExitStack() as stack:
+            try:
+                cluster = await stack.enter_async_context(connected(self.address))
+                workers = await cluster.workers()
+            except HostUnreachable as error:
+                raise HostUnreachable(f"the scheduler {self.address} cannot be used: {error}") from None
+            yield [
+                ReachableHost(
+                    worker.name, slots_for(worker.resources, kinds), partial(_open_relay, cluster, worker.address)
+                )
+                for worker in workers
+            ]
 
     def _new_session(self, run: RunOnHosts) -> HostSession:
         token = secrets.token_hex(8)
@@ -123,10 +124,7 @@ class DaskHosts(HostGroup):
 
 
 async def _open_relay(cluster: Cluster, worker: str, words: Sequence[str]) -> Channel:
-    try:
-        return RemoteProcess(await cluster.open(worker, words, secrets.token_hex(8)))
-    except ClusterError as error:
-        raise HostUnreachable(str(error)) from None
+    return RemoteProcess(await cluster.open(worker, words, secrets.token_hex(8)))
 
 
 def _add_kind(kinds: list[Mapping[str, float]], needs: Mapping[str, float]) -> None:
@@ -187,10 +185,10 @@ class WorkerConnection(HostConnection):
             return None
         parts: list[float] = []
         for name, amount in needs.items():
-            taken = sum(attempt.needs.get(name, 0) for attempt in self.attempts.values())
-            if taken + amount > self.resources.get(name, 0):
+            used = sum(attempt.needs.get(name, 0) for attempt in self.attempts.values())
+            if used + amount > self.resources.get(name, 0):
                 return None
-            parts.append(taken / self.resources[name])
+            parts.append(used / self.resources[name])
         return max(parts)
 
     def ask(self, attempt: AttemptChannel) -> None:
@@ -234,7 +232,7 @@ class WorkerConnection(HostConnection):
         try:
             with anyio.CancelScope() as self._opening:
                 comm = await self._cluster.open(self._worker, ("host",), self._token)
-        except ClusterError as error:
+        except HostUnreachable as error:
             self._lost(str(error))
         if comm is not None:
             await self._talk(RemoteProcess(comm, self._on_held))
@@ -317,9 +315,9 @@ class DaskSession(HostSession):
 
     def connection(self, name: str) -> WorkerConnection:
         """Return the connection to the host `name`, which may have no worker yet."""
-        found = self.connections.get(name)
-        if isinstance(found, WorkerConnection):
-            return found
+        existing = self.connections.get(name)
+        if isinstance(existing, WorkerConnection):
+            return existing
         connection = self.connections[name] = self._new_connection(name)
         connection.on_change = self._wake
         if self._asked:
@@ -341,7 +339,7 @@ class DaskSession(HostSession):
                     while True:
                         self._update_workers(cluster, await cluster.workers())
                         await anyio.sleep(_POLL_S)
-            except ClusterError as error:
+            except HostUnreachable as error:
                 self._problem = f"the scheduler {self._address} cannot be used: {error}"
                 self._lose_others(())
             await anyio.sleep(_RETRY_S)
@@ -380,15 +378,15 @@ class DaskSession(HostSession):
         """
         while not self._asked or self._is_opening(needs):
             await self._change()
-        told = ""
+        last_reason = ""
         gone = [one for one in self._workers() if one.away_since is not None and one.offers(needs)]
         with self._away.waiting(() if self._is_there(needs) else gone, attempt), anyio.move_on_after(self._patience):
             while not self._is_hopeless():
                 if self._is_there(needs):
                     return
                 reason = self._problem or f"waiting for a worker of {self._address}{_words(needs)}"
-                if reason != told:
-                    told = reason
+                if reason != last_reason:
+                    last_reason = reason
                     on_output(Output("waiting", reason))
                 await self._change()
         refusals = {one.refusal for one in self._workers()}
@@ -420,8 +418,8 @@ class DaskSession(HostSession):
 
     def _is_opening(self, needs: Mapping[str, float]) -> bool:
         """Return whether a host with the resources `needs` has not answered yet, and none is there."""
-        asked = [one for one in self._workers() if one.offers(needs)]
-        return not self._is_there(needs) and any(not (one.tries or one.is_connected) for one in asked)
+        workers = [one for one in self._workers() if one.offers(needs)]
+        return not self._is_there(needs) and any(not (one.tries or one.is_connected) for one in workers)
 
     def _is_hopeless(self) -> bool:
         if not self._answered:

@@ -184,8 +184,8 @@ class HostConversation:
         attempt = AttemptChannel(name, self._report, self._needs)
         if request.attaches and placement.place is not None:
             return self._session.follow(attempt, placement.place)
-        wanted = _host_of(request.session_id if request.resume else request.fork_of)
-        slot = await self._session.place(attempt, wanted, request.on_output)
+        host = _host_of(request.session_id if request.resume else request.fork_of)
+        slot = await self._session.place(attempt, host, request.on_output)
         self._host = slot.connection.name
         try:
             slot.connection.kept.add(name)  # from here on the host may be stored

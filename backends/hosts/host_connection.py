@@ -141,8 +141,8 @@ class HostConnection:
         """Return the part of the host that attempts of this process take, from 0 to 1; None if there is no room for an
         attempt with `needs`, or the host is not connected.
         """
-        taken = len(self.attempts) / self.slots
-        return taken if self.is_connected and taken < 1 else None
+        used = len(self.attempts) / self.slots
+        return used if self.is_connected and used < 1 else None
 
     def ask(self, attempt: AttemptChannel) -> None:
         """Ask the host for room for an attempt in `attempts`, which reads a frame `slot` once there is room."""

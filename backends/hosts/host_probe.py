@@ -101,15 +101,15 @@ class HostState:
 
 async def probe_hosts(hosts: Sequence[ReachableHost]) -> list[HostState]:
     """Return the state of each host, in the order given. All are asked at once."""
-    found: dict[int, HostState] = {}
+    states: dict[int, HostState] = {}
 
     async def probe(index: int, host: ReachableHost) -> None:
-        found[index] = await _probe(host)
+        states[index] = await _probe(host)
 
     async with anyio.create_task_group() as group:
         for index, host in enumerate(hosts):
             group.start_soon(probe, index, host)
-    return [found[index] for index in range(len(hosts))]
+    return [states[index] for index in range(len(hosts))]
 
 
 async def _probe(host: ReachableHost) -> HostState:

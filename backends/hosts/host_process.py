@@ -300,16 +300,16 @@ class _Host:
 
     async def _require_left(self, backend: Backend, request: ConversationRequest, folder: Path) -> None:
         """Raise BackendError (crashed) if nothing is left of the attempt that is to be followed."""
-        left = None
+        turn = None
         if isinstance(backend, DetachedBackend):
-            left = await run_sync(backend.inspect, Files(folder, self._sessions))
-        if left is not None and left.session_id is not None:
-            request.on_session(left.session_id)
-        if left is None or left.state == "dead":
+            turn = await run_sync(backend.inspect, Files(folder, self._sessions))
+        if turn is not None and turn.session_id is not None:
+            request.on_session(turn.session_id)
+        if turn is None or turn.state == "dead":
             await sweep(folder, ())
-            known = left is not None and left.session_id is not None
+            has_session = turn is not None and turn.session_id is not None
             raise BackendError(
-                ErrorKind.CRASHED, "the attempt ended with the process that followed it", continues_session=known
+                ErrorKind.CRASHED, "the attempt ended with the process that followed it", continues_session=has_session
             )
 
     def _request(self, attempt: str, parts: Mapping[str, Any], files: Files) -> ConversationRequest:
@@ -349,8 +349,8 @@ class _Host:
 
 def _failure(error: BaseException) -> Frame:
     """Return the frame for an attempt that `error` has ended, and not its cancel scope."""
-    if (asked := question_in(error)) is not None:
-        return {"op": "asked", "question": as_json(asked.question)}
+    if (question := question_in(error)) is not None:
+        return {"op": "asked", "question": as_json(question.question)}
     if isinstance(error, BackendError):
         return _error_frame(error)
     if isinstance(error, BackendUnavailable):

@@ -140,14 +140,14 @@ class HostSession:
 
     async def _wait_connected(self, connection: HostConnection, on_output: OnOutput) -> None:
         """Wait until the host is connected, or refuses."""
-        told = ""
+        last_reason = ""
         while not connection.is_connected and connection.refusal is None:
-            if connection.reason != told:
-                told, since = (
+            if connection.reason != last_reason:
+                last_reason, since = (
                     connection.reason,
                     "" if connection.away_since is None else f", away since {_time(connection.away_since)}",
                 )
-                on_output(Output("waiting", f"waiting for {connection.name}{since}: {told}"))
+                on_output(Output("waiting", f"waiting for {connection.name}{since}: {last_reason}"))
             await self._change()
 
     def away_error(self, connection: HostConnection) -> BackendError:

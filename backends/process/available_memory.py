@@ -18,8 +18,8 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
     The result is the kernel's estimate, or the rest in the control groups of this process if the rest is less. Return
     None if the system reports neither.
     """
-    found = [*_of_machine(), *_of_groups(proc / "self" / "cgroup", cgroups)]
-    return max(min(found), 0) if found else None
+    limits = [*_of_machine(), *_of_groups(proc / "self" / "cgroup", cgroups)]
+    return max(min(limits), 0) if limits else None
 
 
 def _of_machine() -> Iterator[int]:

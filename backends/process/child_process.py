@@ -150,17 +150,17 @@ async def sweep(run_folder: Path, keep: Collection[Path]) -> int:
 
 
 def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
-    kept = [folder.resolve() for folder in keep]
-    left = {
+    folders = [folder.resolve() for folder in keep]
+    tags = {
         folder: manifest.tag
         for folder, manifest in manifests_below(run_folder)
-        if not any(folder.is_relative_to(one) for one in kept)
+        if not any(folder.is_relative_to(one) for one in folders)
     }
-    if not left:
+    if not tags:
         return 0
-    killed, is_gone = kill_tree(list(left.values()), KILL_LIMIT)
+    killed, is_gone = kill_tree(list(tags.values()), KILL_LIMIT)
     if is_gone:
-        for folder in left:
+        for folder in tags:
             mark_over(folder)
     return killed
 
@@ -373,10 +373,10 @@ class Child:
 
     def interrupt(self) -> None:
         """Send SIGINT to the child, not to the rest of its tree. Do nothing if the child has ended."""
-        known = self.manifest
-        if known.is_of_this_boot and known.started.isdecimal():
+        manifest = self.manifest
+        if manifest.is_of_this_boot and manifest.started.isdecimal():
             with suppress(OSError):
-                send_signal(Process(known.pid, False, 0, 0, int(known.started)), signal.SIGINT)
+                send_signal(Process(manifest.pid, False, 0, 0, int(manifest.started)), signal.SIGINT)
 
     async def stop(self) -> None:
         """End the child's process tree, and return when no process is left.
