@@ -13,7 +13,7 @@ from plait.dialogue import Question
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Store, StoreError
 from plait.runner.engine.attempt import INTERRUPTED
-from tests.support.fakes import Talker
+from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 DAG_THAT_ASKS = DAG(
@@ -55,6 +55,7 @@ async def live(store: Store, run_id: str | None = None, *, callback: bool = True
         store=store,
         strict=True,
         on_question=answers if callback else None,
+        clock=QuickClock(),
     )
     return await (runner.run(DAG_THAT_ASKS, "r") if run_id is None else runner.resume(run_id))
 
@@ -80,10 +81,10 @@ def dying_at(inner: Store, last: int, fault: Fault) -> FaultyStore:
     ("fault", "callback", "second"),
     [
         (Fault.BEFORE, True, 1),
-        pytest.param(Fault.BEFORE, False, 3, marks=pytest.mark.slow),
+        (Fault.BEFORE, False, 3),
         (Fault.AFTER, True, 2),
         (Fault.AFTER, False, 8),
-        pytest.param(Fault.BEFORE, True, 5, marks=pytest.mark.slow),
+        (Fault.BEFORE, True, 5),
     ],
 )
 async def test_death_at_every_write(fault: Fault, callback: bool, second: int) -> None:

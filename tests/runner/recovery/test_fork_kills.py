@@ -18,6 +18,7 @@ _SCRIPT = """
 import asyncio, os, signal, sys
 from contextlib import asynccontextmanager
 from plait import DAG, ParallelRunner, Reply, SQLiteStore, Task
+from tests.support.fakes import QuickClock
 
 class Agent:
     session_id = None
@@ -40,7 +41,7 @@ def dag():
 
 async def main():
     async with SQLiteStore("plait.db") as store:
-        runner = ParallelRunner(Agent(), store=store)
+        runner = ParallelRunner(Agent(), store=store, clock=QuickClock())
         if sys.argv[1] == "first":
             await runner.run(dag(), "first")
         elif sys.argv[1] == "fork":
@@ -116,15 +117,8 @@ def test_a_fork_that_had_not_begun_is_refused_once_its_parent_is_deleted(tmp_pat
     assert (tmp_path / "log").read_text() == ""
 
 
-@pytest.mark.parametrize(
-    ("limit", "verb"),
-    [
-        (6, "resume"),
-        (5, "orphan"),
-        pytest.param(5, "resume", marks=pytest.mark.slow),
-        pytest.param(6, "orphan", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("limit", [5, 6])
+@pytest.mark.parametrize("verb", ["resume", "orphan"])
 def test_a_fork_killed_between_two_batches_of_kept_tasks_calls_none_of_them(
     tmp_path: Path, limit: int, verb: str
 ) -> None:
