@@ -11,7 +11,8 @@ from typing import Any, cast
 import anyio
 
 from plait.backends.agents.agent_catalog import AGENTS
-from plait.backends.hosts.host_probe import NO_WORKER, HostState, HostUnreachable, ReachableHost, probe_hosts
+from plait.backends.hosts.host_connection import HostUnreachable
+from plait.backends.hosts.host_probe import NO_WORKER, HostState, ReachableHost, probe_hosts
 from plait.backends.specs.host_specs import DaskHostsPart
 from plait.errors import StoreError
 from plait.events import HostAway

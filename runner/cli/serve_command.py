@@ -29,10 +29,9 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
-from plait.runner.client.runs import Runs
+from plait.runner.client.runs import CANCEL_GRACE_SECONDS, Runs
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, open_store
 from plait.runner.client.trusted_backends import TrustedBackends
-from plait.runner.parallel_runner import CANCEL_GRACE_SECONDS
 from plait.runner.serving.server_access import listen, make_access, token_file, url_of
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RunStatus
