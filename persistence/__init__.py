@@ -3,16 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from plait.errors import (
-    Conflict,
-    Fenced,
-    Gap,
-    StoreBusy,
-    StoreError,
-    StoreNotOpen,
-    StoreRefused,
-    StoreUnusable,
-)
 from plait.persistence.delete_runs import Purged
 from plait.persistence.sqlite_store import MemoryStore, SQLiteStore
 from plait.persistence.store_protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
@@ -35,12 +25,9 @@ __all__ = [
     "AttemptRecord",
     "AttemptStatus",
     "Batch",
-    "Conflict",
     "ContextStore",
     "EventRecord",
-    "Fenced",
     "FilesStore",
-    "Gap",
     "MemoryStore",
     "MessageRecord",
     "Note",
@@ -52,11 +39,6 @@ __all__ = [
     "SQLiteStore",
     "ServerStore",
     "Store",
-    "StoreBusy",
-    "StoreError",
-    "StoreNotOpen",
-    "StoreRefused",
-    "StoreUnusable",
     "TaskRecord",
     "TaskStore",
 ]

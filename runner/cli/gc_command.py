@@ -11,8 +11,9 @@ import anyio
 import click
 
 from plait.clock_and_ids import iso
+from plait.errors import Conflict, Fenced
 from plait.events import RunReleased
-from plait.persistence import Batch, Conflict, Fenced
+from plait.persistence import Batch
 from plait.persistence.delete_runs import Purged
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import COMPLETED

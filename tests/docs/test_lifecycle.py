@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Task
+from plait.errors import StoreError
 from plait.events import NewTask, RunCreated
-from plait.persistence import Batch, MemoryStore, StoreError
+from plait.persistence import Batch, MemoryStore
 from plait.persistence.store_records import RunRecord
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition
 from tests.contracts.store.samples import run_becomes

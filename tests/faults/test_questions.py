@@ -10,8 +10,9 @@ from plait import DAG, OpenQuestion, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import ask
 from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
+from plait.errors import StoreError
 from plait.json_form import JsonValue
-from plait.persistence import MemoryStore, Store, StoreError
+from plait.persistence import MemoryStore, Store
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

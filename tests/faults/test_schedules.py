@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from plait import FailureMode, RunStatus, TaskStatus
+from plait.errors import StoreError
 from plait.events import RunCreated
-from plait.persistence import Batch, MemoryStore, StoreError
+from plait.persistence import Batch, MemoryStore
 from tests.faults.campaigns import schedules
 from tests.faults.campaigns.schedule_bugs import BUGS
 from tests.support.seeded_loop import run_seeded

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plait.errors import StoreError
 from plait.events import Event, RunClaimed, SessionOpened, TaskInterrupted, TaskStarted, TaskWaiting
-from plait.persistence import Batch, MemoryStore, SQLiteStore, StoreError
+from plait.persistence import Batch, MemoryStore, SQLiteStore
 from tests.contracts.store import StoreContract
 from tests.contracts.store.samples import CREATED, NEXT, OPENING, RUN, at, message, owner, run_becomes, whole
 from tests.support.stores.model_store import ModelStore

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait import failpoints
+from plait.errors import Conflict, StoreError
 from plait.events import (
     BackendThrottled,
     Event,
@@ -36,7 +37,7 @@ from plait.events import (
     TasksAdded,
     TaskStarted,
 )
-from plait.persistence import Batch, Conflict, SQLiteStore, StoreError
+from plait.persistence import Batch, SQLiteStore
 from tests.contracts.store.samples import LEGAL, OPENING, TASKS, at, message, owner, run_becomes, status_changes, whole
 from tests.support.stores.model_store import ModelStore
 

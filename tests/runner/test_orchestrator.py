@@ -11,9 +11,9 @@ import pytest
 
 from plait import Orchestrator, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import ConversationRequest, Reply, ask
-from plait.errors import RunNotFound
+from plait.errors import RunNotFound, StoreError
 from plait.orchestration import OrchestratorResult, Phase
-from plait.persistence import Store, StoreError
+from plait.persistence import Store
 from plait.runner.domain.dag import DAG
 from plait.runner.orchestrator import LoopState, load_loop_state
 from plait.runner.policies.goal_policy import Loop, Stop

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plait.errors import Conflict, Fenced
 from plait.events import PolicyDecided, RunClaimed
-from plait.persistence import Conflict, Fenced, NoteRecord
+from plait.persistence import NoteRecord
 from tests.contracts.store.growth import ADDED
 from tests.contracts.store.notes import ANSWER as ANSWER_NOTE
 from tests.contracts.store.notes import CANCEL

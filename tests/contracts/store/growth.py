@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plait.errors import Conflict
 from plait.events import NewTask, PolicyDecided, RunClaimed, TasksAdded, TaskStarted
-from plait.persistence import Batch, Conflict
+from plait.persistence import Batch
 from tests.contracts.store.opened import OpenedStore, Reopen
 from tests.contracts.store.samples import (
     CREATED,

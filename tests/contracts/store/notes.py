@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from plait.errors import Conflict, StoreError
 from plait.events import RunClaimed, RunReleased
-from plait.persistence import Conflict, Note, NoteRecord, StoreError
+from plait.persistence import Note, NoteRecord
 from tests.contracts.store.opened import OpenedStore
 from tests.contracts.store.samples import OPENING, RUN, START_A, Writer, at, owner, run_becomes, whole
 

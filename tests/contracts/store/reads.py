@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from plait.errors import Conflict
 from plait.events import (
     HISTORY,
     Event,
@@ -25,7 +26,7 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence import Conflict, MessageRecord, Store
+from plait.persistence import MessageRecord, Store
 from plait.usage import Usage
 from tests.contracts.store.opened import OpenedStore
 from tests.contracts.store.samples import (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from plait.errors import Conflict, Fenced, Gap, StoreError
 from plait.events import (
     Event,
     LeaseRenewed,
@@ -26,7 +27,7 @@ from plait.events import (
     TasksAdded,
     TaskStarted,
 )
-from plait.persistence import Batch, Conflict, Fenced, Gap, Note, Store, StoreError
+from plait.persistence import Batch, Note, Store
 from plait.usage import Usage
 from tests.contracts.store.durability import DurabilityContract
 from tests.contracts.store.growth import GrowthContract

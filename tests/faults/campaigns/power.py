@@ -22,7 +22,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import anyio
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
-from plait.persistence import Batch, SQLiteStore, StoreUnusable
+from plait.errors import StoreUnusable
+from plait.persistence import Batch, SQLiteStore
 from plait.persistence.read_records import get_run, list_attempts, list_events, list_messages, list_tasks
 from plait.persistence.sqlite_file import open_database
 from plait.persistence.sqlite_store import read_on

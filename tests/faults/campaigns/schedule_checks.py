@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait import PlaitError, RunResult, RunStatus, TaskStatus, events
-from plait.errors import OwnershipLost, RunOwned
-from plait.persistence import StoreError
+from plait.errors import OwnershipLost, RunOwned, StoreError
 from plait.persistence.store_records import TaskRecord
 from plait.statuses import TASK_DONE
 from tests.support.stores.faulty_store import at_once

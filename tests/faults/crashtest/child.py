@@ -18,7 +18,8 @@ import anyio
 
 from plait import events, failpoints
 from plait.clock_and_ids import Clock
-from plait.persistence import SQLiteStore, Store, StoreError
+from plait.errors import StoreError
+from plait.persistence import SQLiteStore, Store
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.backend_call import only_error
 from plait.runner.engine.run_handle import Run

@@ -13,9 +13,10 @@ from typing import Any
 import anyio.lowlevel
 
 from plait import events
+from plait.errors import Fenced
 from plait.events import PolicyDecided, TasksAdded
 from plait.failpoints import FAILPOINTS
-from plait.persistence import Batch, Fenced, read_records, sqlite_store, write_rules
+from plait.persistence import Batch, read_records, sqlite_store, write_rules
 from plait.runner import parallel_runner
 from plait.runner.engine.checkpointer import COMMITTED, Checkpointer, WritePosition
 from plait.runner.recovery import resume as takeover

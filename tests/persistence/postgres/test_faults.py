@@ -18,17 +18,9 @@ import asyncpg
 import pytest
 
 from plait import ParallelRunner, PostgresStore
+from plait.errors import Conflict, StoreBusy, StoreError, StoreUnusable
 from plait.events import RunClaimed, TaskStarted
-from plait.persistence import (
-    Batch,
-    Conflict,
-    Note,
-    StoreBusy,
-    StoreError,
-    StoreUnusable,
-    postgres_connection,
-    postgres_store,
-)
+from plait.persistence import Batch, Note, postgres_connection, postgres_store
 from plait.persistence.sqlite_store import SQLiteStore
 from tests.contracts.store.samples import DONE_A, OPENING, RUN, START_A, Writer, at, owner, run_becomes
 from tests.persistence.postgres.runs import TASKS, Counted, dag

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from plait import PostgresStore
-from plait.persistence import StoreUnusable
+from plait.errors import StoreUnusable
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.fleet import until
 from tests.support.stores.postgres import address, end_server, start_server

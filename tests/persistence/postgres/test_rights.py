@@ -10,8 +10,9 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, RunStatus, Task
+from plait.errors import Conflict, StoreError, StoreRefused, StoreUnusable
 from plait.events import StoreAwaited
-from plait.persistence import Conflict, StoreError, StoreRefused, StoreUnusable, postgres_connection
+from plait.persistence import postgres_connection
 from tests.support.fakes import Talker
 from tests.support.stores.postgres import restart_as_standby
 

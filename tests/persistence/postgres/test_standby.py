@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from plait import ParallelRunner, PostgresStore, Run
+from plait.errors import StoreUnusable
 from plait.events import StoreAwaited, StoreDegraded
-from plait.persistence import StoreUnusable
 from plait.persistence.postgres_connection import Mode
 from tests.persistence.postgres.runs import dag
 from tests.support.stores.network import network

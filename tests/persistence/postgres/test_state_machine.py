@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from plait import failpoints
-from plait.persistence import Batch, Conflict, Gap, PostgresStore, StoreError
+from plait.errors import Conflict, Gap, StoreError
+from plait.persistence import Batch, PostgresStore
 from tests.persistence.test_state_machine import ENDED, NAMES, RUNS, STEPS, StoreMachine
 from tests.support.stores.model_store import ModelStore
 from tests.support.stores.postgres import empty, worker_dsn

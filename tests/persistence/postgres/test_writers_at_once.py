@@ -11,8 +11,9 @@ import asyncpg
 import pytest
 
 from plait import PostgresStore
+from plait.errors import Conflict, Fenced
 from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased, TaskReopened
-from plait.persistence import Batch, Conflict, Fenced, Note
+from plait.persistence import Batch, Note
 from tests.contracts.store.samples import (
     CREATED,
     DONE_A,

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from plait.errors import StoreError, StoreUnusable
 from plait.events import NewTask
-from plait.persistence import RunRecord, SQLiteStore, StoreError, StoreUnusable
+from plait.persistence import RunRecord, SQLiteStore
 from plait.persistence import store_health as health
 from tests.contracts.store.samples import (
     ANSWER,

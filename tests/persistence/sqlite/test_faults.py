@@ -11,8 +11,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from plait.errors import StoreBusy, StoreError, StoreUnusable
 from plait.events import NewTask, TaskAnswered, TaskStarted, TaskWaiting
-from plait.persistence import Note, SQLiteStore, StoreBusy, StoreError, StoreUnusable, sqlite_file
+from plait.persistence import Note, SQLiteStore, sqlite_file
 from tests.contracts.store.samples import CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, message, whole
 from tests.support.stores.database import attempts_of, edit, edit_untyped, in_child, make
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.persistence import SQLiteStore, StoreUnusable
+from plait.errors import StoreUnusable
+from plait.persistence import SQLiteStore
 from plait.persistence.sqlite_file import APPLICATION_ID
 from plait.persistence.tables import FORMAT
 from tests.support.plans.logged import CHAIN, make

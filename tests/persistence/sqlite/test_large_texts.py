@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.errors import StoreError
 from plait.events import Event
-from plait.persistence import SQLiteStore, StoreError
+from plait.persistence import SQLiteStore
 from tests.contracts.store.samples import (
     ANSWER,
     ASK,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from plait.errors import Conflict, StoreError
 from plait.events import NewTask, PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TaskReopened, TaskWaiting
-from plait.persistence import Conflict, Note, SQLiteStore, StoreError, delete_runs
+from plait.persistence import Note, SQLiteStore, delete_runs
 from plait.persistence.delete_runs import Purged
 from tests.contracts.store.samples import (
     ANSWER,

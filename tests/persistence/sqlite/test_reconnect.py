@@ -17,7 +17,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait.persistence import SQLiteStore, StoreError, StoreUnusable
+from plait.errors import StoreError, StoreUnusable
+from plait.persistence import SQLiteStore
 from tests.contracts.store.samples import (
     ANSWER,
     ASK,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
+from plait.errors import StoreError, StoreNotOpen, StoreUnusable
 from plait.events import RunClaimed
-from plait.persistence import SQLiteStore, StoreError, StoreNotOpen, StoreUnusable
+from plait.persistence import SQLiteStore
 from tests.contracts.store.samples import (
     ANSWER,
     ASK,

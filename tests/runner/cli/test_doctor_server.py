@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Retry, RunStatus, Task
-from plait.errors import BackendError, ErrorKind
-from plait.persistence import Note, StoreError
+from plait.errors import BackendError, ErrorKind, StoreError
+from plait.persistence import Note
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait_here
 from tests.support.stores.postgres import empty, worker_dsn

@@ -12,9 +12,9 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait import events as ev
-from plait.errors import BackendError, ErrorKind
+from plait.errors import BackendError, ErrorKind, StoreError
 from plait.events import RunEnded, TaskCompleted, TaskFailed, TaskStarted
-from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, on_write
 from tests.support.stores.held import GRACE, HeldClock, HeldStore

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, Runs, RunStatus, Task, load_plan
-from plait.errors import BackendMissing, KeyConflict, RunExists, RunOwned, StoreRequired
-from plait.persistence import MemoryStore, SQLiteStore, Store, StoreError
+from plait.errors import BackendMissing, KeyConflict, RunExists, RunOwned, StoreError, StoreRequired
+from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan
 from plait.workflows import FollowUp, FollowUps
 from tests.support.fakes import QuickClock, Talker

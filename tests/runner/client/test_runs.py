@@ -12,9 +12,18 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, Runs, RunStatus, Task, TaskStatus
 from plait.backends import ConversationRequest, JsonInput, Reply, ask
-from plait.errors import BackendError, BackendMissing, ErrorKind, RunNotFound, RunNotResumable, RunOwned, StoreRequired
+from plait.errors import (
+    BackendError,
+    BackendMissing,
+    ErrorKind,
+    RunNotFound,
+    RunNotResumable,
+    RunOwned,
+    StoreError,
+    StoreRequired,
+)
 from plait.events import RunEnded
-from plait.persistence import Batch, MemoryStore, Store, StoreError
+from plait.persistence import Batch, MemoryStore, Store
 from tests.runner.engine.test_lease import claimed_by
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker

@@ -11,9 +11,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus
-from plait.errors import OwnershipLost, RunExists
+from plait.errors import Conflict, OwnershipLost, RunExists, StoreBusy, StoreError
 from plait.events import RunCompleted, RunEnded, StoreDegraded, StoreRecovered, TaskCompleted, TaskStarted
-from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, StoreBusy, StoreError
+from plait.persistence import Batch, MemoryStore, SQLiteStore
 from plait.runner.engine.outcomes import STORE_WAITS_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write

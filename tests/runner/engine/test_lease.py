@@ -13,9 +13,9 @@ import pytest
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import ask
 from plait.clock_and_ids import iso
-from plait.errors import RunExists, RunOwned
+from plait.errors import RunExists, RunOwned, StoreError
 from plait.events import LeaseRenewed, RunClaimed, RunReleased
-from plait.persistence import Batch, MemoryStore, Store, StoreError
+from plait.persistence import Batch, MemoryStore, Store
 from plait.runner.engine import lease
 from plait.runner.engine.lease import claim_for_this_process, unregister
 from plait.runner.state.attempt_files import run_folder

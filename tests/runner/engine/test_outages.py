@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, failpoints
+from plait.errors import Conflict, StoreError
 from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
-from plait.persistence import Batch, Conflict, MemoryStore, StoreError
+from plait.persistence import Batch, MemoryStore
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.engine.lease import LEASE_SECONDS

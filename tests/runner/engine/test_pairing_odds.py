@@ -12,7 +12,8 @@ import pytest
 
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.backends.backend_protocol import ConversationRequest
-from plait.persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store, StoreError
+from plait.errors import StoreError
+from plait.persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store
 from plait.results import ResumeAction
 from plait.workflows import Decision, RunView
 from tests.support.fakes import Talker

@@ -13,7 +13,7 @@ import pytest
 from plait import DAG, FailureMode, ParallelRunner, RunResult, RunStatus, Task, TaskStatus, ask, events
 from plait.backends.backend_protocol import Reply
 from plait.dialogue import Question
-from plait.errors import BackendError, ErrorKind
+from plait.errors import BackendError, Conflict, ErrorKind, StoreError
 from plait.events import (
     Event,
     PolicyDecided,
@@ -27,7 +27,7 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError, sqlite_file
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, sqlite_file
 from plait.runner.domain.policy import RunView
 from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker

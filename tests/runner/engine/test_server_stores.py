@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.errors import OwnershipLost
+from plait.errors import Gap, OwnershipLost, StoreError
 from plait.events import Owner, RunClaimed, RunEnded, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
-from plait.persistence import Batch, Gap, MemoryStore, SQLiteStore, StoreError
+from plait.persistence import Batch, MemoryStore, SQLiteStore
 from plait.persistence.store_records import Note, NoteRecord, RunRecord
 from plait.runner.engine import checkpointer, inbox
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S

@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.errors import BackendError, ErrorKind, RunNotFound, RunNotResumable, StoreRequired
+from plait.errors import BackendError, ErrorKind, RunNotFound, RunNotResumable, StoreError, StoreRequired
 from plait.events import NewTask, RunClaimed, RunCreated, RunReleased
-from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store, StoreError
+from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store
 from plait.persistence.store_records import EventRecord
 from plait.results import ResumeAction
 from plait.runner.engine.lease import claim_for_this_process, unregister

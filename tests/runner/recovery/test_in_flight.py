@@ -13,9 +13,9 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus, events
 from plait.backends.backend_protocol import ConversationRequest
-from plait.errors import BackendError, ErrorKind, OwnershipLost
+from plait.errors import BackendError, ErrorKind, OwnershipLost, StoreError
 from plait.events import TaskPlaced
-from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.crashed import Dying, die

@@ -15,8 +15,17 @@ import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import Reply, Usage
-from plait.errors import BackendError, BackendMissing, ErrorKind, RunNotFound, RunNotResumable, StoreRequired
-from plait.persistence import Batch, Conflict, MemoryStore, SQLiteStore, Store, StoreError
+from plait.errors import (
+    BackendError,
+    BackendMissing,
+    Conflict,
+    ErrorKind,
+    RunNotFound,
+    RunNotResumable,
+    StoreError,
+    StoreRequired,
+)
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
 from plait.runner.client.runs import load_progress
 from plait.runner.state import codec as translate
 from tests.contracts.store.samples import whole

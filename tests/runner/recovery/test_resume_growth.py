@@ -8,9 +8,9 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends.backend_protocol import ConversationRequest, Reply
-from plait.errors import BackendError, ErrorKind
+from plait.errors import BackendError, Conflict, ErrorKind
 from plait.events import TasksAdded
-from plait.persistence import Conflict, MemoryStore, Store
+from plait.persistence import MemoryStore, Store
 from plait.runner.engine.checkpointer import BATCH_LIMIT
 from plait.workflows import Decision, RunView
 from tests.support.crashed import Dying, die

@@ -12,9 +12,9 @@ import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import Message, Reply
-from plait.errors import BackendError, ErrorKind, RunNotFound, RunOwned
+from plait.errors import BackendError, ErrorKind, RunNotFound, RunOwned, StoreError
 from plait.events import RunClaimed
-from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, StoreError
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.engine.lease import Liveness, claim_for_this_process, liveness, unregister

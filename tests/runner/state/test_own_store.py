@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from plait import DAG, Orchestrator, ParallelRunner, RunStatus, Task
-from plait.persistence import PostgresStore, SQLiteStore, StoreNotOpen, StoreUnusable
+from plait.errors import StoreNotOpen, StoreUnusable
+from plait.persistence import PostgresStore, SQLiteStore
 from tests.support.fakes import Talker
 from tests.support.stores.postgres import empty, worker_dsn
 

@@ -8,7 +8,8 @@ import sys
 PROGRAM = """
 import asyncio
 from plait import DAG, ParallelRunner, Task
-from plait.persistence import MemoryStore, StoreError
+from plait.errors import StoreError
+from plait.persistence import MemoryStore
 
 class Failing(MemoryStore):
     is_away = False

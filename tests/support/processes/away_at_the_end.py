@@ -9,7 +9,8 @@ import sys
 
 import anyio
 
-from plait.persistence import Batch, SQLiteStore, StoreError
+from plait.errors import StoreError
+from plait.persistence import Batch, SQLiteStore
 from plait.runner.cli.command_exits import run_cli
 from plait.runner.cli.command_line import cli
 from plait.runner.client import store_place

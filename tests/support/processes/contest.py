@@ -17,8 +17,8 @@ from unittest import mock
 import anyio
 
 from plait import DAG, ParallelRunner, Task
-from plait.errors import OwnershipLost, RunOwned
-from plait.persistence import Batch, Fenced, RunRecord, SQLiteStore, write_rules
+from plait.errors import Fenced, OwnershipLost, RunOwned
+from plait.persistence import Batch, RunRecord, SQLiteStore, write_rules
 from plait.runner import parallel_runner
 from tests.support.processes.forked import Child
 

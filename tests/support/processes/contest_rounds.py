@@ -21,9 +21,9 @@ from typing import cast
 import anyio
 
 from plait import Clock, ParallelRunner, Run
-from plait.errors import OwnershipLost
+from plait.errors import Fenced, OwnershipLost
 from plait.events import TaskCompleted
-from plait.persistence import Batch, Fenced, SQLiteStore
+from plait.persistence import Batch, SQLiteStore
 from tests.support.processes.contest import LEASE, PATIENCE, RUN, TASKS, Round, Sabotage, resumed, sabotaged
 from tests.support.processes.forked import Child, Gate, lines_of
 

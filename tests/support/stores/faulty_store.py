@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from plait.persistence import Batch, Note, NoteRecord, Store, StoreError
+from plait.errors import StoreError
+from plait.persistence import Batch, Note, NoteRecord, Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 T = TypeVar("T")

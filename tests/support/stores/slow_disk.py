@@ -19,8 +19,9 @@ from unittest import mock
 import anyio
 
 from plait import DAG, ParallelRunner, RunResult, Task
+from plait.errors import StoreError
 from plait.events import TaskCompleted
-from plait.persistence import Batch, SQLiteStore, StoreError, sqlite_store
+from plait.persistence import Batch, SQLiteStore, sqlite_store
 
 RUN = "r"
 FILE = "runs.db"
