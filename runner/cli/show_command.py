@@ -133,6 +133,7 @@ async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoic
         cut_off = await cut_offs(store, run.run_id) if reused else []
     shown_tasks = choice.of(views)
     if as_json:
+        del tasks, views  # a large run would be held three times
         shown = run_detail(run, shown_tasks, throttled)
         print_json({**view_json(shown), "settings": json.loads(run.settings)})
         return COMPLETED

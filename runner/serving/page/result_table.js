@@ -8,6 +8,7 @@ import { noteOf, STATUSES } from "./selection.js";
 
 const { compare } = new Intl.Collator("en", { numeric: true });
 const MOST_FIELDS = 12; // columns of a structured answer
+const SAMPLE = 500; // parts whose answers name the columns
 const isFields = (answer) => answer?.constructor === Object;
 const cell = (value) => (value === undefined || value === null ? "" : String(value));
 
@@ -33,7 +34,7 @@ export class ResultTable extends TaskList {
 		const name = this.chosen || groups[0]?.name || this.name;
 		const parts = selection.groups.get(name)?.parts || [];
 		const fields = new Set();
-		for (const { answer } of parts) if (isFields(answer) && fields.size < MOST_FIELDS) for (const field of Object.keys(answer)) fields.add(field);
+		for (const { answer } of parts.slice(0, SAMPLE)) if (isFields(answer) && fields.size < MOST_FIELDS) for (const field of Object.keys(answer)) fields.add(field);
 		const answers = fields.size
 			? [...fields].map((field) => [field, ({ answer }) => (isFields(answer) ? answer[field] : undefined)])
 			: [["Answer", ({ answer }) => (isFields(answer) ? JSON.stringify(answer) : answer)]];
@@ -43,7 +44,7 @@ export class ResultTable extends TaskList {
 			["Tokens", (row) => row.tokens], ["Cost", (row) => row.cost_usd],
 		];
 		this.count = answers.length;
-		this.rows = this.sorted(parts).map((row) => ({ row, level: 0 }));
+		this.rows = this.sorted(parts).map((row) => (row.line ||= { row, level: 0 }));
 		const face = JSON.stringify([this.columns.map(([title]) => title), this.by, this.down, name, groups.map((one) => one.name), [...selection.statuses]]);
 		if (face !== this.face) {
 			Object.assign(this, { face, name });
