@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import anyio
 import click
 
-from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_exits import COMPLETED
 from plait.runner.cli.command_options import complete, json_option, store_option
 from plait.runner.cli.run_report import print_json
@@ -16,13 +15,14 @@ from plait.runner.client.store_place import StorePlace, find_run, read_only_stor
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.views.event_sentences import counted, seconds, tokens
 from plait.runner.views.run_differences import (
+    ComparedRun,
     ComparedTask,
     Piece,
     RunComparison,
     TaskDifference,
     compare_runs,
-    word_changes,
 )
+from plait.runner.views.view_models import view_json
 from plait.usage import Usage, cost
 
 _CONTEXT = 8
@@ -51,23 +51,21 @@ async def diff(path: StorePlace, a: str, b: str, as_json: bool) -> int:
         before, after = await find_run(store, a), await find_run(store, b)
         comparison = await compare_runs(store, before.run_id, after.run_id)
     if as_json:
-        print_json(comparison.as_json())
+        print_json(view_json(comparison))
     else:
         _print_comparison(comparison)
     return COMPLETED
 
 
 def _print_comparison(comparison: RunComparison) -> None:
-    for name, run in (("run", comparison.before), ("other", comparison.after)):
+    for name, run in (("run", comparison.a), ("other", comparison.b)):
         print_field(name, f"{visible(run.run_id)}, {', '.join(_facts(run.status, run.usage, _duration(run)))}")
-    parted = comparison.parted
-    if parted is not None:
-        print_field("parted", f"at {_head(parted)}")
-    differ = [task for task in comparison.tasks if task.changed]
-    for task in differ:
+    for task in comparison.tasks[:1]:
+        print_field("parted", f"at {_head(task)}")
+    for task in comparison.tasks:
         _print_difference(task)
-    same = len(comparison.tasks) - len(differ)
-    print_line(f"{'' if not differ else chr(10)}{counted(len(differ), 'task')} changed, {same:,} the same")
+    changed = counted(len(comparison.tasks), "task")
+    print_line(f"{chr(10) if comparison.tasks else ''}{changed} changed, {comparison.same:,} the same")
 
 
 def _head(task: TaskDifference) -> str:
@@ -77,26 +75,25 @@ def _head(task: TaskDifference) -> str:
 
 
 def _print_difference(task: TaskDifference) -> None:
-    before, after, lines = task.before, task.after, list[str]()
+    before, after, lines = task.a, task.b, list[str]()
     if before is None or after is None:
         side = before or after
         assert side is not None
-        lines += [f"{'prompt':<9} {visible(side.prompt)}", f"{'result':<9} {visible(side.record.text or '')}"]
+        lines += [f"{'prompt':<9} {visible(side.prompt)}", f"{'result':<9} {visible(side.text or '')}"]
         lines.append(f"{'status':<9} {_facts_of(side)}")
     else:
         if "prompt" in task.changed:
-            lines.append(f"{'prompt':<9} {_marked(before.prompt, after.prompt)}")
+            lines.append(f"{'prompt':<9} {_marked(task.words['prompt'])}")
         if "result" in task.changed:
-            lines.append(f"{'result':<9} {_marked(before.record.text or '', after.record.text or '')}")
+            lines.append(f"{'result':<9} {_marked(task.words['result'])}")
         was, now = _facts_of(before), _facts_of(after)
         lines.append(f"{'status':<9} {was}{'' if was == now else f' -> {now}'}")
     print_section(_head(task), "\n".join(lines))
 
 
 def _facts_of(task: ComparedTask) -> str:
-    record = task.record
-    error = f"{record.error_kind}: {as_line(record.error or '', 120)}" if record.error_kind else ""
-    return ", ".join([*_facts(record.status, record.usage, record.duration_s), *filter(None, [error])])
+    error = f"{task.error_kind}: {as_line(task.error or '', 120)}" if task.error_kind else ""
+    return ", ".join([*_facts(task.status, task.usage, task.duration_s), *filter(None, [error])])
 
 
 def _facts(status: str, usage: Usage, duration: float | None) -> Iterator[str]:
@@ -104,15 +101,14 @@ def _facts(status: str, usage: Usage, duration: float | None) -> Iterator[str]:
     yield from filter(None, [status, f"{used} tokens" if used else "", cost(usage), seconds(duration)])
 
 
-def _duration(run: RunRecord) -> float | None:
+def _duration(run: ComparedRun) -> float | None:
     if run.started_at is None or run.ended_at is None:
         return None
     return parse_time(run.ended_at) - parse_time(run.started_at)
 
 
-def _marked(before: str, after: str) -> str:
+def _marked(pieces: Sequence[Piece]) -> str:
     """Return the differing words of two texts with marks, and the words around them."""
-    pieces = word_changes(before, after)
     if all(piece["change"] == "kept" for piece in pieces):
         return "only white space differs"
     shown = [_shown(piece, number == 0, number == len(pieces) - 1) for number, piece in enumerate(pieces)]

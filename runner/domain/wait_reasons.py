@@ -69,17 +69,6 @@ class WaitReason:
     until: str | None = None
     """The end of the wait as far as known, UTC in ISO 8601."""
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the reason as a JSON object."""
-        return {
-            "kind": self.kind.value,
-            "text": self.text,
-            "tasks": list(self.tasks),
-            "count": self.count,
-            "backend": self.backend,
-            "until": self.until,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:

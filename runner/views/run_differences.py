@@ -5,128 +5,98 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from typing import Any, Literal, TypedDict
 
 from plait.errors import PromptError, RunNotFound
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom, stored_answer_keys
 from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, stored_run
-from plait.runner.views.view_models import usage_fields
+from plait.runner.views.view_models import UsageView, usage_fields, view
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedTask:
+@view
+class ComparedRun(UsageView):
+    """One of the two runs."""
+
+    run_id: str
+    name: str
+    status: str
+    started_at: str | None
+    ended_at: str | None
+
+
+@view
+class ComparedTask(UsageView):
     """A task in one of the two runs."""
 
-    record: TaskRecord
+    task_id: str
+    status: str
     prompt: str
     """The prompt as rendered; the template if the prompt cannot be rendered."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the task as a JSON object."""
-        record = self.record
-        return {
-            "task_id": record.task_id,
-            "status": record.status,
-            "prompt": self.prompt,
-            "text": record.text,
-            "error_kind": record.error_kind,
-            "error": record.error,
-            **usage_fields(record.usage),
-            "duration_s": record.duration_s,
-        }
+    text: str | None
+    error_kind: str | None
+    error: str | None
+    duration_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@view
 class TaskDifference:
-    """The same task in both runs. At most one side is None: then the task is in the other run only."""
+    """The same task in both runs. At most one side is null: then the task is in the other run only."""
 
-    before: ComparedTask | None
-    after: ComparedTask | None
+    task_id: str
+    """The id of the task in the second run, or in the first if the second lacks the task."""
+    changed: tuple[str, ...]
+    """The names of the parts that differ: `prompt`, `result`, `status`; `task` if only one run has the task."""
     why: str | None
-    """The first reason for another prompt or result, in a few words; None without a reason in plan and upstream."""
-
-    @property
-    def task_id(self) -> str:
-        """The id of the task in the second run, or in the first if the second lacks the task."""
-        side = self.after or self.before
-        assert side is not None
-        return side.record.task_id
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The names of the parts that differ: `prompt`, `result`, `status`; `task` if only one run has the task."""
-        before, after = self.before, self.after
-        if before is None or after is None:
-            return ("task",)
-        differs = {
-            "prompt": before.prompt != after.prompt,
-            "result": before.record.text != after.record.text,
-            "status": before.record.status != after.record.status,
-        }
-        return tuple(name for name, value in differs.items() if value)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the difference as a JSON object; `prompt` and `result` are lists of kept, removed and added words."""
-        before, after = self.before, self.after
-        value: dict[str, Any] = {"task_id": self.task_id, "changed": list(self.changed), "why": self.why}
-        value |= {"a": before and before.as_json(), "b": after and after.as_json()}
-        if before is not None and after is not None:
-            texts = {
-                "prompt": (before.prompt, after.prompt),
-                "result": (before.record.text or "", after.record.text or ""),
-            }
-            value["words"] = {name: word_changes(*texts[name]) for name in texts if name in self.changed}
-        return value
+    """The first reason for another prompt or result, in a few words; null without a reason in plan and upstream."""
+    a: ComparedTask | None
+    b: ComparedTask | None
+    words: Mapping[str, Any]
+    """For a changed `prompt` and `result`, its kept, removed and added words: a list of `Piece`."""
 
 
-@dataclass(frozen=True, slots=True)
+@view
 class RunComparison:
     """Two runs compared. Tasks in only one run are differences too."""
 
-    before: RunRecord
-    after: RunRecord
-    tasks: Sequence[TaskDifference]
-    """Every task, in the topological order of the second run, then those that only the first run has."""
-
-    @property
-    def parted(self) -> TaskDifference | None:
-        """The first task that differs; None if all are the same."""
-        return next((task for task in self.tasks if task.changed), None)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the comparison as a JSON object; unchanged tasks are counted and not listed."""
-        differ = [task for task in self.tasks if task.changed]
-        return {
-            "a": _run_json(self.before),
-            "b": _run_json(self.after),
-            "parted": None if self.parted is None else self.parted.task_id,
-            "same": len(self.tasks) - len(differ),
-            "tasks": [task.as_json() for task in differ],
-        }
-
-
-def _run_json(run: RunRecord) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "status": run.status,
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
-        **usage_fields(run.usage),
-    }
+    a: ComparedRun
+    b: ComparedRun
+    parted: str | None
+    """The first task that differs; null if all are the same."""
+    same: int
+    """The number of tasks that do not differ."""
+    tasks: tuple[TaskDifference, ...]
+    """The tasks that differ, in the topological order of the second run, then those that only the first run has."""
 
 
 async def compare_runs(store: Store | None, before: str, after: str) -> RunComparison:
     """Return the differences from run `before` to run `after`. Raises StoreRequired, RunNotFound, StoreError."""
     one, other = await stored_run(store, before), await stored_run(store, after)
-    return RunComparison(one.record, other.record, list(_differences(one, other)))
+    tasks = list(_differences(one, other))
+    differ = tuple([task for task in tasks if task.changed])
+    return RunComparison(
+        a=_compared_run(one.record),
+        b=_compared_run(other.record),
+        parted=differ[0].task_id if differ else None,
+        same=len(tasks) - len(differ),
+        tasks=differ,
+    )
+
+
+def _compared_run(run: RunRecord) -> ComparedRun:
+    return ComparedRun(
+        run_id=run.run_id,
+        name=run.name,
+        status=run.status,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        **usage_fields(run.usage),
+    )
 
 
 async def cut_offs(store: Store | None, run_id: str) -> list[str]:
@@ -163,14 +133,25 @@ def _differences(one: StoredRun, other: StoredRun) -> Iterator[TaskDifference]:
     for position in other.state.dag.order:
         found = earlier[to_json(task_identity(other.state, position))]
         if not found:
-            yield TaskDifference(None, _compared(other, position), "new task")
+            yield _difference(None, _compared(other, position), "new task")
             continue
         place = found.popleft()
         why = describe_change(before, place, after, position)
-        yield TaskDifference(_compared(one, place), _compared(other, position), why)
+        yield _difference(_compared(one, place), _compared(other, position), why)
     left = sorted(position for positions in earlier.values() for position in positions)
     for position in left:
-        yield TaskDifference(_compared(one, position), None, "task removed")
+        yield _difference(_compared(one, position), None, "task removed")
+
+
+def _difference(a: ComparedTask | None, b: ComparedTask | None, why: str | None) -> TaskDifference:
+    if a is None or b is None:
+        (side,) = (one for one in (a, b) if one is not None)
+        return TaskDifference(task_id=side.task_id, changed=("task",), why=why, a=a, b=b, words={})
+    texts = {"prompt": (a.prompt, b.prompt), "result": (a.text or "", b.text or "")}
+    differs = {"prompt": a.prompt != b.prompt, "result": a.text != b.text, "status": a.status != b.status}
+    words = {name: word_changes(*texts[name]) for name in texts if differs[name]}
+    changed = tuple(name for name, value in differs.items() if value)
+    return TaskDifference(task_id=b.task_id, changed=changed, why=why, a=a, b=b, words=words)
 
 
 def _compared(run: StoredRun, position: int) -> ComparedTask:
@@ -179,7 +160,17 @@ def _compared(run: StoredRun, position: int) -> ComparedTask:
         prompt = run.state.prompt(task)
     except PromptError:
         prompt = task.prompt
-    return ComparedTask(run.tasks[position], prompt)
+    record = run.tasks[position]
+    return ComparedTask(
+        task_id=record.task_id,
+        status=record.status,
+        prompt=prompt,
+        text=record.text,
+        error_kind=record.error_kind,
+        error=record.error,
+        duration_s=record.duration_s,
+        **usage_fields(record.usage),
+    )
 
 
 _WORD = re.compile(r"\s*\S+|\s+")

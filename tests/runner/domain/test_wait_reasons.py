@@ -124,7 +124,7 @@ def test_many_tasks_are_counted() -> None:
     dag = DAG([*(Task(f"t{n}", "x") for n in range(9)), Task("all", "all", depends_on=[f"t{n}" for n in range(9)])])
     found = reason("r" * 9 + "p", "all", dag=dag)
     assert (found.text, found.count) == ("waits for t0, t1, t2 and 6 more", 9)
-    assert found.as_json()["tasks"] == ["t0", "t1", "t2"]
+    assert found.tasks == ("t0", "t1", "t2")
 
 
 def test_paired_lists_do_not_wait_for_each_other_as_wholes() -> None:
