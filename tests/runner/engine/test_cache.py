@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.clock_and_ids import Clock
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, SQLiteStore, Store
+from tests.support.processes import warm
 
 HOUR = 3600.0
 
@@ -200,6 +200,7 @@ def test_a_wrong_cache_is_refused_by_the_graph(cache: Any) -> None:
 CRASH = """
 import asyncio, os, signal, sys
 from plait import DAG, ParallelRunner, SQLiteStore, Task
+from tests.support.fakes import QuickClock
 
 async def say(prompt):
     print("called", prompt, flush=True)
@@ -209,7 +210,7 @@ async def say(prompt):
 
 async def main():
     async with SQLiteStore(sys.argv[1]) as store:
-        runner = ParallelRunner(say, store=store)
+        runner = ParallelRunner(say, store=store, clock=QuickClock())
         if sys.argv[2] == "die":
             await runner.run(DAG([Task("a", "a")]))
             tasks = [Task("hold", "hold"), Task("b", "a", ["hold"], cache=True)]
@@ -223,11 +224,10 @@ asyncio.run(main())
 
 
 def test_a_resume_after_a_kill_still_takes_answers_from_the_cache(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(CRASH)
-    words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "runs.db")]
-    killed = subprocess.run([*words, "die"], capture_output=True, text=True, check=False)
+    words = [sys.executable, "-c", CRASH, str(tmp_path / "runs.db")]
+    killed = warm.run([*words, "die"], timeout=60)
     assert (killed.returncode, killed.stdout) == (-9, "called a\ncalled hold\n")
-    resumed = subprocess.run([*words, "resume"], capture_output=True, text=True, check=False)
+    resumed = warm.run([*words, "resume"], timeout=60)
     assert resumed.stdout == "called hold\ncompleted a\n", resumed.stderr
 
 

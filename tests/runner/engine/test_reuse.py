@@ -175,6 +175,7 @@ async def test_a_run_like_an_unknown_run_is_refused_before_anything_is_stored() 
 _CUT = """
 import asyncio, os, signal, sys
 from plait import DAG, ParallelRunner, SQLiteStore, Task
+from tests.support.fakes import QuickClock
 from pathlib import Path
 
 async def say(prompt):
@@ -188,7 +189,7 @@ def dag(d):
 
 async def main():
     async with SQLiteStore("plait.db") as store:
-        runner = ParallelRunner(say, store=store)
+        runner = ParallelRunner(say, store=store, clock=QuickClock())
         if sys.argv[1] == "first":
             await runner.run(dag("d"), "first")
         elif sys.argv[1] == "second":
