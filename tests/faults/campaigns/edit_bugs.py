@@ -15,8 +15,7 @@ from typing import Any, cast
 from unittest import mock
 
 from plait.json_form import JsonValue
-from plait.runner import parallel_runner
-from plait.runner.client import reuse_preview
+from plait.runner.client import drive_run, reuse_preview
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.reuse import answer_keys, earlier_answers
 from plait.runner.reuse.earlier_answers import EarlierAnswer, EarlierAnswers
@@ -80,7 +79,7 @@ def _effects_taken_over() -> AbstractContextManager[object]:
         return {**dict.fromkeys(config.backends, "any"), "": "any"}
 
     stack = ExitStack()
-    for module in (parallel_runner, reuse_preview):
+    for module in (drive_run, reuse_preview):
         stack.enter_context(mock.patch.object(module, "answer_keys", all_keys))
     return stack
 

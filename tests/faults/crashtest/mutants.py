@@ -17,7 +17,7 @@ from plait.errors import Fenced
 from plait.events import PolicyDecided, TasksAdded
 from plait.failpoints import FAILPOINTS
 from plait.persistence import Batch, read_records, sqlite_store, write_rules
-from plait.runner import parallel_runner
+from plait.runner.client import drive_run
 from plait.runner.engine.checkpointer import COMMITTED, Checkpointer, WritePosition
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
@@ -234,7 +234,7 @@ MUTANTS = (
     Mutant("no epoch check", write_rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
     Mutant(
         "claimed beside a living owner",
-        parallel_runner,
+        drive_run,
         "wait_for_expiry",
         _do_not_wait,
         _STOP,
