@@ -197,8 +197,16 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
+def _is_plain(reply: Reply) -> bool:
+    """Return whether the reply is a text alone, as most replies of functions are."""
+    alone = reply.messages == () and reply.tasks == () and reply.session_id is None and reply.question is None
+    return alone and type(reply.text) is str and type(reply.usage) is Usage
+
+
 def _reply_problem(reply: object) -> str | None:
     """Return a description of the reply's first defect, if any: third-party backends may lack type checks."""
+    if type(reply) is Reply and _is_plain(reply):
+        return None
     if not isinstance(reply, Reply):
         return f"send() returned {type(reply).__name__}, not a Reply"
     for name, kinds in _FIELDS.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from operator import attrgetter
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from plait.json_form import JsonInput
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
 from plait.safe_text import clean_text
-from plait.task import DEFAULT_RETRY, MODEL_SETTINGS, FailureMode, GrowthLimits, Retry, Task, TaskFile
+from plait.task import FailureMode, GrowthLimits, Retry, Task, TaskFile
 
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
@@ -46,45 +46,25 @@ def new_task(task: Task) -> events.NewTask:
     return events.NewTask(task.id, task.prompt, tuple(task.depends_on), task.backend, _spec(task))
 
 
+_OPTIONS = [one for one in fields(Task) if one.name not in {"id", "prompt", "depends_on", "backend"}]
+_DEFAULTS = tuple(one.default if one.default_factory is MISSING else one.default_factory() for one in _OPTIONS)
+_options_of = attrgetter(*(one.name for one in _OPTIONS))
+
+
 def _spec(task: Task) -> str:
     """Return the JSON of the options that differ from the defaults. Most tasks of a large run share the empty spec."""
-    if _options_of(task) == _DEFAULTS:
+    options = _options_of(task)
+    if options == _DEFAULTS:
         return "{}"
-    spec: dict[str, Any] = {}
-    if task.continues is not None:
-        spec["continues"] = task.continues
-    if task.failure_mode is not FailureMode.HARD:
+    named = zip(_OPTIONS, options, _DEFAULTS, strict=True)
+    spec: dict[str, Any] = {one.name: option for one, option, default in named if option != default}
+    if "failure_mode" in spec:
         spec["failure_mode"] = FailureMode(task.failure_mode).value
-    if task.retry is not DEFAULT_RETRY and task.retry != DEFAULT_RETRY:
-        retry = task.retry_policy
-        spec["retry"] = {
-            "attempts": retry.attempts,
-            "base_delay": retry.base_delay,
-            "max_delay": retry.max_delay,
-            "on": sorted(retry.on),
-        }
-    spec |= _set(task, "timeout", "output_schema")
-    if task.weight != 1.0:
-        spec["weight"] = task.weight
-    if task.item is not None:
-        spec["item"] = task.item
-    if task.aliases:
-        spec["aliases"] = task.aliases
-    if task.metadata:
-        spec["metadata"] = task.metadata
-    spec |= _set(task, "at_most_once", "for_each", "adds_tasks", "when", *MODEL_SETTINGS, "cache")
-    if task.files:
+    if "retry" in spec:
+        spec["retry"] = {**asdict(task.retry_policy), "on": sorted(task.retry_policy.on)}
+    if "files" in spec:
         spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
-    return to_json(spec) if spec else "{}"
-
-
-_options_of = attrgetter(*({each.name for each in fields(Task)} - {"id", "prompt", "depends_on", "backend"}))
-_DEFAULTS = _options_of(Task("task", "prompt"))
-
-
-def _set(task: Task, *names: str) -> dict[str, Any]:
-    """Return the options in `names` with a value other than None and False."""
-    return {name: kept for name in names if (kept := getattr(task, name)) is not None and kept is not False}
+    return to_json(spec)
 
 
 def decode_task(record: TaskRecord | events.NewTask) -> Task:

@@ -8,7 +8,9 @@ change between its making and the transaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import ClassVar, Final, Literal, TypeAlias
 
 from plait.dialogue import Message
@@ -486,7 +488,6 @@ class TaskReopened(TaskEvent):
     """A failed task, or a task with a damaged result, is pending again after a `resume` with `retry_failed`."""
 
     kind: ClassVar[str] = "task_reopened"
-    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"prompt"}
     damaged: bool = False
     """True if the task was completed with a stored result that is now unusable."""
     prompt: str | None = None
@@ -541,16 +542,30 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
     The detail holds no prompt, no result and no policy state, because the history would grow with the square of the
     decisions; in their place stand the number of added tasks, and that a prompt has changed.
     """
-    detail = as_json(event, event.left_out)
-    if isinstance(event, TaskEvent):
-        if isinstance(event, TaskReopened) and event.prompt is not None:
-            detail["prompt"] = "changed"
-        return event.at, event.kind, event.task_id, event.attempt, _encode(detail) if detail else "{}"
-    task_id = None
     if isinstance(event, RunCreated | TasksAdded):
-        detail["tasks"] = len(event.tasks)
-        task_id = event.added_by if isinstance(event, TasksAdded) else None
-    return event.at, event.kind, task_id, None, _encode(detail)
+        added_by = event.added_by if isinstance(event, TasksAdded) else None
+        return (
+            event.at,
+            event.kind,
+            added_by,
+            None,
+            _encode(as_json(event, event.left_out) | {"tasks": len(event.tasks)}),
+        )
+    if isinstance(event, TaskReopened) and event.prompt is not None:
+        event = replace(event, prompt="changed")
+    values = _SMALL[event.kind](event)
+    small = _details.get(values)
+    if small is None:
+        if len(_details) >= 1000:
+            _details.clear()
+        small = _details[values] = _encode(as_json(event, event.left_out))
+    if isinstance(event, TaskEvent):
+        return event.at, event.kind, event.task_id, event.attempt, small
+    return event.at, event.kind, None, None, small
+
+
+_details: dict[tuple[object, ...], str] = {}
+"""The last details, by kind and values: most starts and ends of a run have the same."""
 
 
 AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
@@ -564,6 +579,11 @@ EVENTS: Final[Mapping[str, type[Event]]] = {
     if isinstance(one, type) and issubclass(one, Event) and one.kind != Event.kind
 }
 """The class of each kind of event."""
+_SMALL: Final[Mapping[str, Callable[[Event], tuple[object, ...]]]] = {
+    kind: attrgetter("kind", "kind", *(field.name for field in fields(one) if field.name not in one.left_out))
+    for kind, one in EVENTS.items()
+}
+"""For each kind, what returns the kind and the fields of the detail."""
 HISTORY: Final = frozenset(kind for kind, one in EVENTS.items() if one.stored and one.shown)
 """The kinds of stored events."""
 RUN_ENDS: Final = frozenset({RunCompleted.kind, RunFailed.kind, RunCancelled.kind})
