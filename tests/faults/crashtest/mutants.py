@@ -64,6 +64,11 @@ class Mutant:
     seed: int = 0
     """The seed tried first, three times since timing differs between runs: the bug has shown in its case."""
 
+    def __post_init__(self) -> None:
+        # A child that cannot plant its bug dies, and would look as if the bug had been caught.
+        if not hasattr(self.owner, self.attribute):
+            raise AttributeError(f"{self.name!r} changes {self.attribute}, which is not in {self.owner} any more")
+
     def plant(self) -> None:
         """Put the bug into this process."""
         original: Original = getattr(self.owner, self.attribute)
