@@ -168,17 +168,14 @@ class AcpConversation(AgentConversation):
         machine = self._machine = reader
         until = self._until()
         is_first = not self._first_call_done
+        # The longest prompts of the conversation so far: a short prompt may occur in any conversation.
+        prompts = sorted((one.content for one in self._request.history if one.role == "user"), key=len)[-_TELLING:]
         machine.goals = replace(
             machine.goals,
             prompt=self._backend.input_text(call, sent),
             grant=self._grant,
             holds=list(self._asked_before()) if self._request.resumes_interrupted and is_first else (),
-            # The longest prompts of the conversation so far: a short prompt may occur in any conversation.
-            earlier_prompts=sorted((one.content for one in self._request.history if one.role == "user"), key=len)[
-                -_TELLING:
-            ]
-            if call.resume and is_first
-            else (),
+            earlier_prompts=prompts if call.resume and is_first else (),
         )
         async with self._child(call, "", cut) as child:
             outbox = Outbox(call.folder)

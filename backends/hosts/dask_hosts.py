@@ -24,8 +24,7 @@ from plait.backends.hosts.dask_cluster import (
     slots_of,
 )
 from plait.backends.hosts.dask_relay import RemoteProcess
-from plait.backends.hosts.described_backend import describe
-from plait.backends.hosts.host_backend import BackendTraits, HostBackend, host_backend
+from plait.backends.hosts.host_backend import PATIENCE, BackendTraits, HostBackend, HostGroup, hello_frame, host_backend
 from plait.backends.hosts.host_connection import (
     LOST,
     AttemptChannel,
@@ -35,7 +34,7 @@ from plait.backends.hosts.host_connection import (
 )
 from plait.backends.hosts.host_frames import Frame
 from plait.backends.hosts.host_probe import ReachableHost
-from plait.backends.hosts.host_session import PATIENCE, HostGroup, HostSession, OnOutput, hello_frame
+from plait.backends.hosts.host_session import HostSession, OnOutput
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
 
@@ -69,13 +68,6 @@ class DaskHosts(HostGroup):
     def names(self) -> Sequence[str]:
         """The address of the scheduler, which belongs to one group of hosts."""
         return [self.address]
-
-    def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> HostBackend:
-        """Return `backend` with its attempts on these hosts, each of which takes the resources `needs`.
-
-        `needs` is one of `agents` by default. Otherwise as `SSHHosts.placed`.
-        """
-        return self.place(describe(backend), BackendTraits.of(backend), needs)
 
     def place(
         self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None

@@ -7,10 +7,11 @@ Session ids are `ID@HOST`, so a task that continues a conversation goes to the h
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from importlib.metadata import version
 
 import anyio
 
@@ -31,8 +32,10 @@ from plait.backends.backend_protocol import (
     RunOnHosts,
 )
 from plait.backends.function_backend import as_backend
+from plait.backends.hosts.described_backend import describe
 from plait.backends.hosts.host_connection import AttemptChannel
 from plait.backends.hosts.host_frames import Frame, read_error, read_reply, request_json
+from plait.backends.hosts.host_probe import ReachableHost
 from plait.backends.hosts.host_session import HeldSlot, HostSession
 from plait.backends.prices import UNBILLED, BilledBackend, Billing
 from plait.backends.turn_cancellation import when_cancelled
@@ -42,18 +45,6 @@ from plait.json_form import JsonValue, from_json, value
 
 _OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})
 """The kinds of errors whose remedy is on the host: a program, a module or a key is missing there."""
-
-
-class ConnectedHosts(Hosts, Protocol):
-    """Hosts with the sessions that a `HostBackend` uses."""
-
-    def session(self, run_id: str) -> HostSession | None:
-        """Return the session of a run that is connected; None without one."""
-        ...
-
-    def connected(self, run: RunOnHosts) -> AbstractAsyncContextManager[HostSession]:
-        """See `Hosts.connected`."""
-        ...
 
 
 @value
@@ -93,7 +84,7 @@ class HostBackend:
     def __init__(
         self,
         described: Mapping[str, JsonValue],
-        hosts: ConnectedHosts,
+        hosts: HostGroup,
         traits: BackendTraits,
         needs: Mapping[str, float] | None = None,
     ) -> None:
@@ -136,13 +127,91 @@ class ReusableHostBackend(HostBackend):
 
 def host_backend(
     described: Mapping[str, JsonValue],
-    hosts: ConnectedHosts,
+    hosts: HostGroup,
     traits: BackendTraits,
     needs: Mapping[str, float] | None = None,
 ) -> HostBackend:
     """Return the backend on its hosts."""
     made = HostBackend if traits.answer_key is None else ReusableHostBackend
     return made(described, hosts, traits, needs)
+
+
+PATIENCE = 120.0
+"""Seconds for which the attempts of a host that is away are waited for, unless told otherwise."""
+
+
+class HostGroup(ABC):
+    """A group of hosts. Raises ValueError if `patience` is no number of seconds."""
+
+    def __init__(self, patience: float) -> None:
+        if not 0 <= patience < float("inf"):
+            raise ValueError(f"patience must be 0 seconds or more, not {patience}")
+        self._patience = patience
+        self._sessions: dict[str, HostSession] = {}
+
+    @property
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The names of the hosts."""
+
+    def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> HostBackend:
+        """Return `backend` with its attempts on these hosts: a backend of plait, a function, or a text "module:name".
+
+        A text names a function or a class that each host calls without arguments to get the backend. A host imports
+        functions and classes by their modules, so the modules have to be installed there. Paths, keys and commands are
+        those of the host. Raises ValueError if the hosts could not make the backend, and for wrong `needs`: hosts
+        reached with ssh have slots and no needs; on workers of Dask an attempt takes one of `agents` by default.
+        """
+        return self.place(describe(backend), BackendTraits.of(backend), needs)
+
+    @abstractmethod
+    def place(
+        self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None
+    ) -> HostBackend:
+        """Return the backend `described` with its attempts on these hosts. Raises ValueError for wrong `needs`."""
+
+    @abstractmethod
+    def reachable(
+        self, needs: Collection[Mapping[str, float] | None] = ()
+    ) -> AbstractAsyncContextManager[Sequence[ReachableHost]]:
+        """Return the hosts, to run commands of plait there within the context, with slots for attempts of the kinds
+        `needs`. Raises HostUnreachable if there is no way to any.
+        """
+
+    def session(self, run_id: str) -> HostSession | None:
+        """Return the session of a connected run; None without one."""
+        return self._sessions.get(run_id)
+
+    @asynccontextmanager
+    async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
+        """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
+        session = self._sessions[run.run_id] = self._new_session(run)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.run)
+                try:
+                    yield session
+                finally:
+                    session.close()
+        finally:
+            del self._sessions[run.run_id]
+
+    @abstractmethod
+    def _new_session(self, run: RunOnHosts) -> HostSession:
+        """Return the session of a run, not connected yet."""
+
+
+def hello_frame(run: RunOnHosts, host: str, slots: int, kept: Collection[str]) -> Frame:
+    """Return the first frame to `host`. The host ends the attempts of the run that are not in `kept`."""
+    return {
+        "op": "hello",
+        "version": version("plait"),
+        "key": run.key,
+        "host": host,
+        "epoch": run.epoch,
+        "slots": slots,
+        "keep": sorted(kept),
+    }
 
 
 class HostConversation:

@@ -5,11 +5,10 @@ Each has a connection of its own: no attempt begins or ends, and no fence is tak
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Protocol
 
 import anyio
 
@@ -55,19 +54,6 @@ class ReachableHost:
         finally:
             await channel.close()
         return CommandResult(channel.code, bytes(output), channel.errors)
-
-
-class ReachableHosts(Protocol):
-    """A group of hosts."""
-
-    def reachable(
-        self, needs: Collection[Mapping[str, float] | None] = ()
-    ) -> AbstractAsyncContextManager[Sequence[ReachableHost]]:
-        """Return the hosts, which can be used within the context, with slots for attempts of the kinds `needs`.
-
-        Raises HostUnreachable if there is no way to any.
-        """
-        ...
 
 
 NO_WORKER = "no worker that offers resources"

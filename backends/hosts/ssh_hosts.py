@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from plait.backends.backend_protocol import RunOnHosts
-from plait.backends.hosts.described_backend import describe
-from plait.backends.hosts.host_backend import BackendTraits, HostBackend, host_backend
+from plait.backends.hosts.host_backend import PATIENCE, BackendTraits, HostBackend, HostGroup, hello_frame, host_backend
 from plait.backends.hosts.host_connection import Channel, HostConnection, open_process
 from plait.backends.hosts.host_probe import ReachableHost
-from plait.backends.hosts.host_session import PATIENCE, HostGroup, HostSession, hello_frame
+from plait.backends.hosts.host_session import HostSession
 from plait.json_form import JsonValue, value
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -80,16 +79,6 @@ class SSHHosts(HostGroup):
     def slots(self) -> int:
         """The sum of the slots of all hosts."""
         return sum(one.slots for one in self.all)
-
-    def placed(self, backend: object, needs: Mapping[str, float] | None = None) -> HostBackend:
-        """Return `backend` with its attempts on these hosts: a backend of plait, a function, or a text "module:name".
-
-        A text names a function or a class that each host calls without arguments to get the backend. A host imports
-        functions and classes by their modules, so the modules have to be installed there. Paths, keys and commands are
-        those of the host. Raises ValueError if the hosts could not make the backend, and for `needs`: these hosts have
-        slots.
-        """
-        return self.place(describe(backend), BackendTraits.of(backend), needs)
 
     def place(
         self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None

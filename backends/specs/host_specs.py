@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 from plait.backends.backend_protocol import Backend
 from plait.backends.hosts.dask_cluster import check_address
 from plait.backends.hosts.dask_hosts import DaskHosts
-from plait.backends.hosts.host_backend import BackendTraits, HostBackend
-from plait.backends.hosts.host_session import PATIENCE
+from plait.backends.hosts.host_backend import PATIENCE, BackendTraits, HostBackend
 from plait.backends.hosts.ssh_hosts import SLOTS, SSH, SSHHost, SSHHosts
 from plait.backends.specs.build_backend import AnySpec, BackendSpec, build, make_unchecked
 from plait.errors import BackendUnavailable

@@ -338,7 +338,7 @@ async def test_errors_and_questions_of_a_function_come_back(cluster: DaskCluster
 
 
 async def test_another_version_is_refused_by_name(cluster: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.backends.hosts.host_session.version", lambda _: "9.9.9")
+    monkeypatch.setattr("plait.backends.hosts.host_backend.version", lambda _: "9.9.9")
     result = await ParallelRunner(cluster.hosts().placed(functions.where)).run(tasks(1))
     assert result["t0"].error_kind == "unavailable"
     assert "m1: plait 0.1.0 is installed there, and 9.9.9 here; install the same version" in (result["t0"].error or "")

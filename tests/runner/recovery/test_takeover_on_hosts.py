@@ -16,7 +16,7 @@ import anyio.abc
 import pytest
 
 from plait import ParallelRunner, RunResult, RunStatus, events
-from plait.backends.hosts.host_session import HostGroup
+from plait.backends.hosts.host_backend import HostGroup
 from plait.persistence import SQLiteStore
 from plait.runner.engine.run_hosts import run_on_hosts
 from tests.support.agents.outliving import RUN
