@@ -95,9 +95,9 @@ def _value(name: str, default: Any, given: SuppliedValues) -> JsonValue:
     override = given.overrides.get(name)
     if isinstance(default, FilesInput):
         # Paths in the file are relative to the file; typed paths are relative to the current folder.
-        return (
-            _read_files(default, given.folder, default.files) if override is None else _typed_files(default, override)
-        )
+        if override is not None:
+            return _read_files(default, Path(), _typed_path(override))
+        return _read_files(default, given.folder, default.files)
     if isinstance(default, RowsInput):
         base, file = (given.folder, default.rows) if override is None else (Path(), _typed_path(override))
         return read_rows(base, file, default.max_rows)
@@ -145,10 +145,6 @@ def _parsed(text: str) -> JsonValue:
         return read_value(text)
     except PlanError as error:
         raise ValueError(f"{describe(text)} cannot be read: {error.problems[0].message}") from error
-
-
-def _typed_files(spec: FilesInput, pattern: str) -> JsonValue:
-    return _read_files(spec, Path(), _typed_path(pattern))
 
 
 def _typed_path(text: str) -> str:

@@ -194,14 +194,10 @@ def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
             message = f"input {task.id!r} is also the id of a follow-up; rename the input"
             source.problems.append(source.problem(("inputs",), message))
             continue
-        step = _step_path(follow_ups, mistake.after, mistake.place)
-        path = (*step, *((problem.field,) if problem.field else ()))
+        chain = list(follow_ups.chains()).index(mistake.after)
+        path = ("follow_ups", chain, "steps", mistake.place, *((problem.field,) if problem.field else ()))
         line = problem.line or line_in(task.prompt, problem.message)
         source.problems.append(source.problem(path, problem.message, line=line))
-
-
-def _step_path(follow_ups: FollowUps, after: str, place: int) -> Path:
-    return ("follow_ups", list(follow_ups.chains()).index(after), "steps", place)
 
 
 def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> FollowUp | None:

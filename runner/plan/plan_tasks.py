@@ -22,9 +22,9 @@ from pydantic import ValidationError
 
 from plait.backends.output_schema import schema_problem
 from plait.backends.specs.build_backend import FunctionSpec
-from plait.errors import DAGError, Problem
+from plait.errors import Problem
 from plait.json_form import JsonValue
-from plait.runner.domain.dag import nearest
+from plait.runner.domain.dag import nearest, sort_names
 from plait.runner.domain.task_checks import MOST_HINTS, uses_itself
 from plait.runner.plan.plan_inputs import PlanFiles
 from plait.runner.plan.plan_mistakes import describe, findings, salvage
@@ -62,7 +62,9 @@ class PlanTasks:
 
     def tasks(self) -> list[Task] | None:
         """Return the tasks of the run; None if there would be far too many."""
-        parts = self._with_known_names(self._with_unique_ids())
+        parts = self._with_unique_ids()
+        names = {part.id for part in parts}
+        parts = [self._repaired(index, part, names) for index, part in enumerate(parts)]
         for index, part in enumerate(parts):
             parts[index] = self._with_prompt(index, self._checked_for_each(index, part))
             check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
@@ -75,9 +77,12 @@ class PlanTasks:
             if families.splits(part):
                 message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
                 self._complain(("tasks", index, "continues"), message)
+            # Models need the format of added tasks. What a function returns is checked when its tasks are added.
+            is_planner = part.output == "tasks" and function_of(part, self._plan) is None
+            asks_for = TASKS_SCHEMA if is_planner else None
             for member in families.members(part):
                 files = self._found_files(index, part, member) or part.files
-                tasks.append(make_task(part, member, self._defaults, asks_for=self._schema_of(part), files=files))
+                tasks.append(make_task(part, member, self._defaults, asks_for=asks_for, files=files))
                 self._origins.append((index, member.first))
         return tasks
 
@@ -99,13 +104,6 @@ class PlanTasks:
             return part.model_copy(update={"backend": function})
         self._complain(("tasks", index, "prompt"), NO_PROMPT)
         return part.model_copy(update={"prompt": part.id})
-
-    def _schema_of(self, part: TaskPart) -> Mapping[str, JsonValue] | None:
-        """Return the schema of the answer if the plan gives none: models need the format of added tasks.
-
-        The result of a function is checked when its tasks are added, with detailed problems.
-        """
-        return TASKS_SCHEMA if part.output == "tasks" and function_of(part, self._plan) is None else None
 
     def report(self, problems: Iterable[Problem], lost: set[int]) -> None:
         """Add the problems of the graph with their positions. `lost` holds the tasks with unreadable dependencies."""
@@ -140,10 +138,6 @@ class PlanTasks:
                 first[part.id] = index
                 parts.append(part)
         return parts
-
-    def _with_known_names(self, parts: list[TaskPart]) -> list[TaskPart]:
-        known = {part.id for part in parts}
-        return [self._repaired(index, part, known) for index, part in enumerate(parts)]
 
     def _repaired(self, index: int, part: TaskPart, known: set[str]) -> TaskPart:
         depends_on: list[str] = []
@@ -388,7 +382,10 @@ class Families:
                 id=self._ids[part.id][place],
                 depends_on=tuple(one for name in part.depends_on for one in self._partners(part, name, place)),
                 continues=None if part.continues is None else self._partners(part, part.continues, place)[0],
-                aliases={name: self._alias(part, name, place) for name in sorted(self._above[part.id])},
+                aliases={
+                    name: self._ids[name][place] if self._pairs(part, name) else self._ids[name]
+                    for name in sorted(self._above[part.id])
+                },
                 item=element,
                 first=place == 0,
                 for_each=part.for_each if self._is_single(part) else None,
@@ -414,27 +411,18 @@ class Families:
     def _partners(self, part: TaskPart, name: str, place: int) -> tuple[str, ...]:
         return (self._ids[name][place],) if self._pairs(part, name) else self._ids[name]
 
-    def _alias(self, part: TaskPart, name: str, place: int) -> str | tuple[str, ...]:
-        return self._ids[name][place] if self._pairs(part, name) else self._ids[name]
-
 
 def _families_above(parts: Mapping[str, TaskPart], items: Mapping[str, object]) -> dict[str, set[str]]:
     """Return, for each task of the file, the families upstream. For tasks in a cycle the sets are incomplete."""
-    above: dict[str, set[str]] = {name: set() for name in parts}
-    needs = {name: [*part.depends_on, *([part.continues] if part.continues else [])] for name, part in parts.items()}
-    waiting = {name: len(needed) for name, needed in needs.items()}
     dependents: dict[str, list[str]] = {name: [] for name in parts}
-    for name, needed in needs.items():
-        for earlier in needed:
+    for name, part in parts.items():
+        for earlier in (*part.depends_on, *([part.continues] if part.continues else [])):
             dependents[earlier].append(name)
-    ready = [name for name, count in waiting.items() if not count]
-    for earlier in ready:
+    above: dict[str, set[str]] = {name: set() for name in parts}
+    for earlier in sort_names(dependents)[0]:
         own = {earlier} if parts[earlier].for_each in items else set[str]()
         for name in dependents[earlier]:
             above[name] |= above[earlier] | own
-            waiting[name] -= 1
-            if not waiting[name]:
-                ready.append(name)
     return above
 
 
@@ -501,14 +489,6 @@ def read_added(specs: Sequence[object]) -> AddedTasks:
                 found.append(replace(_at(place, names, message), field=field))
                 tasks[place] = replace(tasks[place], when=None, model=None)
     return AddedTasks(tasks, found, lost, names)
-
-
-def tasks_of(specs: Sequence[object]) -> Sequence[Task]:
-    """Return the tasks described by `specs`. Raises DAGError with all problems of their shape."""
-    added = read_added(specs)
-    if added.mistakes:
-        raise DAGError(added.mistakes)
-    return added.tasks
 
 
 def _task(part: TaskPart) -> Task:

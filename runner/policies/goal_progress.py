@@ -71,7 +71,10 @@ class WorkState:
 
     def under_way(self) -> int:
         """Return the number of tasks begun and not ended."""
-        return sum(_is_under_way(self._run.result(task.id)) for task in self.work)
+        return sum(
+            result.status not in TASK_DONE and not _is_unbegun(result)
+            for result in (self._run.result(task.id) for task in self.work)
+        )
 
     def ready(self, added: Sequence[Task], dropped: Collection[str]) -> list[str]:
         """Return the ids of the tasks free to begin after adding `added` and cancelling `dropped`."""
@@ -195,10 +198,6 @@ def cut(text: str, most: int) -> str:
 
 def _is_unbegun(result: TaskResult) -> bool:
     return result.status is TaskStatus.PENDING and result.attempts == 0
-
-
-def _is_under_way(result: TaskResult) -> bool:
-    return result.status not in TASK_DONE and not _is_unbegun(result)
 
 
 def _can_be_cancelled(result: TaskResult) -> bool:
