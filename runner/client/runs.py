@@ -72,21 +72,6 @@ from plait.runner.views.view_models import EventView, QuestionView, RunDetail, R
 from plait.statuses import RunStatus
 from plait.task import GrowthLimits, Task
 
-
-async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
-    """Return the progress of a workflow's run: its interactions up to now, including running ones, and its status.
-
-    Reads without a claim, so a live process may continue the run at the same time. Raises RunNotFound, StoreError.
-    """
-    run = await store.get_run(run_id)
-    if run is None:
-        raise RunNotFound(f"the store has no run {run_id!r}; list_runs() gives the ids that it has")
-    tasks = await store.list_tasks(run_id)
-    dag = decode_dag(run, tasks)
-    results = RunState(dag, tasks).all_results()
-    return progress_of(policies.RunView(dag.tasks, results.__getitem__), RunStatus(run.status))
-
-
 POLL_SECONDS = 0.2
 CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_LIMITS = GrowthLimits()
@@ -186,7 +171,7 @@ class _SameForAll:
 
 @dataclass(slots=True)
 class _Driven:
-    """A run executed by this service."""
+    """A run executed here in the background."""
 
     run: Run | None = None
     """The run; None while its backends are opened."""
@@ -194,7 +179,7 @@ class _Driven:
     began: anyio.Event = field(default_factory=anyio.Event)
     """Set once this process owns the run, or once acquiring the run has failed."""
     gone: anyio.Event = field(default_factory=anyio.Event)
-    """Set once the service no longer executes the run."""
+    """Set once the run is no longer executed here."""
     error: Exception | None = None
     text: LiveText = field(default_factory=LiveText)
 
@@ -216,7 +201,7 @@ class _Driven:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A run that was executed by this service and waits for a person."""
+    """A run that was executed here and waits for a person."""
 
     policy: Policy | None
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -730,3 +715,17 @@ def _reuse(like: str | None, fresh: Collection[str], keep_answers: bool) -> Reus
     if keep_answers:
         raise ValueError("keep_answers keeps the answers of persons in an earlier run; give the run with like=RUN_ID")
     return None
+
+
+async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
+    """Return the progress of a workflow's run: its interactions up to now, including running ones, and its status.
+
+    Reads without a claim, so a live process may continue the run at the same time. Raises RunNotFound, StoreError.
+    """
+    run = await store.get_run(run_id)
+    if run is None:
+        raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
+    tasks = await store.list_tasks(run_id)
+    dag = decode_dag(run, tasks)
+    results = RunState(dag, tasks).all_results()
+    return progress_of(policies.RunView(dag.tasks, results.__getitem__), RunStatus(run.status))
