@@ -1,9 +1,8 @@
 // The parts of a `for_each` as a table: item, answer, status, time, tokens, cost. It scrolls as the list does.
 
-import { download } from "./api.js";
-import { button, h, icon, replace } from "./dom.js";
-import { cost, seconds, tokens, words } from "./format.js";
-import { TaskList } from "./list.js";
+import { button, cost, h, icon, replace, seconds, tokens, words } from "./dom.js";
+import { download } from "./page_api.js";
+import { TaskList } from "./row_list.js";
 import { noteOf, STATUSES } from "./selection.js";
 
 const { compare } = new Intl.Collator("en", { numeric: true });

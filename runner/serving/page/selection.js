@@ -1,6 +1,6 @@
 // The tasks of a run with the selection that all views show: filter, groups, task.
 
-import { count, plural, words } from "./format.js";
+import { count, plural, words } from "./dom.js";
 
 const FOLDED_FROM = 11;
 const MOST_URGENT = 10; // parts that a folded group shows

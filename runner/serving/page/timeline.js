@@ -1,7 +1,6 @@
 // The timeline: a canvas with a bar for each attempt, and a line while a task waits. Screen readers read the list in its place.
 
-import { h, Picture, replace, set } from "./dom.js";
-import { clock, count, cut, seconds, time, words } from "./format.js";
+import { clock, count, cut, h, Picture, replace, seconds, set, time, words } from "./dom.js";
 import { countsOf, moreOf, noteOf } from "./selection.js";
 
 const [LINE, HEAD, EDGE] = [22, 24, 16];

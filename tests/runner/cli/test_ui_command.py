@@ -40,7 +40,7 @@ def test_the_files_of_the_page_need_no_sign_in_and_have_its_policy(tmp_path: Pat
         policy = page.headers["content-security-policy"]
         assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
         assert "unsafe" not in policy
-        script = httpx.get(f"{server.url}/page/main.js", trust_env=False)
+        script = httpx.get(f"{server.url}/page/page_main.js", trust_env=False)
         assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
         for path in ("/page/runs/x/live", "/page/nothing.js", "/page/../routes.py", "/page/"):
             assert httpx.get(server.url + path, trust_env=False).status_code == 401

@@ -133,7 +133,7 @@ def test_the_page_has_one_host_name(server: Ui) -> None:
     """Under `localhost` another user's server at ::1 could have the same origin, and read what the page has stored."""
     port = urlsplit(server.url).port
     for host in (f"localhost:{port}", f"[::1]:{port}", "evil.example", f"evil.example:{port}", f"127.0.0.1:1{port}"):
-        for path in ("/", "/page/main.js", "/page/proof?challenge=x"):
+        for path in ("/", "/page/page_main.js", "/page/proof?challenge=x"):
             given = {"host": host, "accept": "text/html"}
             answer = httpx.get(server.url + path, headers=given, trust_env=False)
             assert answer.status_code == 403

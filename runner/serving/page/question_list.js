@@ -1,10 +1,8 @@
 // The questions to a person over all runs, each with its form.
 
-import { get, post, runPath, taskPath } from "./api.js";
-import { working } from "./dialog.js";
-import { h, linked, replace } from "./dom.js";
-import { Field } from "./form.js";
-import { addressOf, clock, RESUMABLE, seconds, time } from "./format.js";
+import { Field, working } from "./dialogs.js";
+import { addressOf, clock, h, linked, replace, RESUMABLE, seconds, time } from "./dom.js";
+import { get, post, runPath, taskPath } from "./page_api.js";
 
 /** Return the form of a question; `done` is called after the answer. */
 export function questionForm(question, done) {

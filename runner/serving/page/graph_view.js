@@ -1,8 +1,7 @@
 // The graph: boxes and curves at the places that the server computes. Only the boxes in view are elements.
 
-import { get } from "./api.js";
-import { h, Picture, replace, s, set, SHAPES } from "./dom.js";
-import { cut, seconds, words } from "./format.js";
+import { cut, h, Picture, replace, s, seconds, set, SHAPES, words } from "./dom.js";
+import { get } from "./page_api.js";
 import { countsOf, groupsOf, noteOf } from "./selection.js";
 
 const MARGIN = 24;

@@ -1,15 +1,14 @@
 // A run: its state and actions, and its tasks in three views of one selection, the chosen task beside them.
 
-import { get, Live, runPath } from "./api.js";
-import { cancelRun, resumeRun } from "./dialog.js";
-import { button, chips, h, replace, status } from "./dom.js";
-import { addressOf, clock, cost, count, elapsed, inOut, RESUMABLE, time, words } from "./format.js";
-import { GraphView } from "./graph.js";
-import { TaskList } from "./list.js";
-import { owner, progress } from "./runs.js";
+import { cancelRun, resumeRun } from "./dialogs.js";
+import { addressOf, button, chips, clock, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
+import { GraphView } from "./graph_view.js";
+import { get, Live, runPath } from "./page_api.js";
 import { ResultTable } from "./result_table.js";
+import { TaskList } from "./row_list.js";
+import { owner, progress } from "./run_list.js";
 import { Selection, STATUSES } from "./selection.js";
-import { TaskPanel } from "./task.js";
+import { TaskPanel } from "./task_panel.js";
 import { Timeline } from "./timeline.js";
 
 const VIEWS = ["table", "list", "timeline", "graph"];

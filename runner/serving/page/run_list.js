@@ -1,9 +1,8 @@
 // The list of runs.
 
-import { get, poll } from "./api.js";
-import { resumeRun } from "./dialog.js";
-import { button, chips, h, replace, status } from "./dom.js";
-import { addressOf, clock, cost, count, elapsed, isAnswered, tokens, words } from "./format.js";
+import { resumeRun } from "./dialogs.js";
+import { addressOf, button, chips, clock, cost, count, elapsed, h, isAnswered, replace, status, tokens, words } from "./dom.js";
+import { get, poll } from "./page_api.js";
 
 const LIMIT = 50;
 const STATUSES = ["running", "waiting_input", "interrupted", "failed", "queued", "completed", "cancelled"];

@@ -1,9 +1,8 @@
 // One task in full: why it waits, its question, error, result, conversation, attempts, prompt and usage.
 
-import { continueTask } from "./dialog.js";
-import { button, h, linked, replace, status, table } from "./dom.js";
-import { addressOf, clock, cost, count, inOut, json, seconds, tokens } from "./format.js";
-import { afterAnswer, questionForm } from "./questions.js";
+import { continueTask } from "./dialogs.js";
+import { addressOf, button, clock, cost, count, h, inOut, json, linked, replace, seconds, status, table, tokens } from "./dom.js";
+import { afterAnswer, questionForm } from "./question_list.js";
 
 const MOST_ACTIVITY = 1000;
 

@@ -1,10 +1,10 @@
 // The page: sign-in, the head with its places, and the place that the address names.
 
-import { get, poll, post } from "./api.js";
 import { button, h, replace } from "./dom.js";
-import { QuestionsPage } from "./questions.js";
-import { RunPage } from "./run.js";
-import { RunsPage } from "./runs.js";
+import { get, poll, post } from "./page_api.js";
+import { QuestionsPage } from "./question_list.js";
+import { RunsPage } from "./run_list.js";
+import { RunPage } from "./run_view.js";
 
 let place = null;
 let placeKey = "";

@@ -1,7 +1,6 @@
 // The list of the tasks: only the lines in view are elements, so ten thousand tasks scroll quickly.
 
-import { h, icon, replace, set } from "./dom.js";
-import { cost, seconds, tokens, words } from "./format.js";
+import { cost, h, icon, replace, seconds, set, tokens, words } from "./dom.js";
 import { countsOf, moreOf, noteOf } from "./selection.js";
 
 const BESIDE = 12; // lines above and below the view
