@@ -28,6 +28,7 @@ _MARKER = re.compile(
     r"<!-- (?P<what>names|calls|fields|module)(?: of)? (?P<name>[\w.]+)(?P<shorter> not of plait)? -->"
 )
 _ADAPTER_CALLS = ("check", "aclose")
+_GROUP_MEMBERS = ("placed", "names", "slots")
 _MACHINERY = {"now"}
 """Fields of an adapter that only tests fill."""
 
@@ -66,8 +67,10 @@ def _directive(kind: str, name: str, *options: str) -> str:
 
 
 def _members(kind: type) -> list[str]:
-    """Return the members to show: all of them, but of an adapter only the settings and the calls of a program."""
+    """Return the members to show: all of them, but of an adapter and a group of hosts only those for programs."""
     bases = {one.__name__ for one in kind.__mro__}
+    if "HostGroup" in bases:
+        return [name for name in _GROUP_MEMBERS if hasattr(kind, name)]
     if not bases & {"AgentBackend", "RemoteBackend", "LocalBackend"}:
         return []
     settings = [one.name for one in dataclasses.fields(kind) if not one.name.startswith("_")]
