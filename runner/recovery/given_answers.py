@@ -99,7 +99,7 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
     """Return the open question and the record of the task.
 
     Raises TaskNotFound for an unknown task, AnswerConflict if the task has no open question, and PlaitError if the
-    task waits for a decision of a person (`ParallelRunner.answer`) instead of an answer.
+    task waits for a decision of a person (`Runs.settle`) instead of an answer.
     """
     run_id, dag = run.record.run_id, run.state.dag
     run.require_task(task_id)
@@ -108,7 +108,7 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
     if asking is None and TaskStatus(record.status) is TaskStatus.WAITING_INPUT:
         raise PlaitError(
             f"task {task_id!r} of run {run_id} has no question of its own: settle the task with --done TEXT, "
-            f"--again or --fail REASON (ParallelRunner.answer)"
+            f"--again or --fail REASON (runs.settle)"
         )
     if asking is None:
         before = run.state.answers.get(position, ())

@@ -425,7 +425,7 @@ class Preview:
 
 
 async def preview(options: RunOptions, run: StoredRun, retry_failed: bool) -> Preview:
-    """Return the preview of a resume: see `ParallelRunner.preview_resume`. Raises as `wait_for_expiry` and `decide`."""
+    """Return the preview of a resume: see `Runs.preview`. Raises as `wait_for_expiry` and `decide`."""
     if not needs_no_work(run, retry_failed):
         await wait_for_expiry(options, run)
     return await preview_of(await decide(options, run, ResumeOptions(retry_failed=retry_failed)))
