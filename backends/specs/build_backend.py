@@ -209,13 +209,16 @@ def build(spec: AnySpec, *, folder: Path) -> Backend:
         for call, tool in zip(spec.tools, tools, strict=True):
             if not callable(tool) or isinstance(tool, type):
                 raise BackendUnavailable(f"{call}: a tool is a function, not {type(tool).__name__}")
-        backend: Any = spec.make(folder, tuple(tools))
-    elif isinstance(spec, AgentSpec):
-        backend = spec.make(folder)
-    else:
-        backend = _model(spec, folder)
-    backend.check()
-    return backend
+        pydantic_agent = spec.make(folder, tuple(tools))
+        pydantic_agent.check()
+        return pydantic_agent
+    if isinstance(spec, AgentSpec):
+        agent = spec.make(folder)
+        agent.check()
+        return agent
+    model = _model(spec, folder)
+    model.check()
+    return model
 
 
 def _model(
