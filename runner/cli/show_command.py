@@ -80,7 +80,7 @@ def show_command(run: str, task: str | None, events: bool, store_path: StorePlac
     """
     choice = TaskChoice(frozenset(map(TaskStatus, chosen["statuses"])), chosen["pattern"])
     if events:
-        raise click.UsageError("--events is `plait log RUN` now")
+        raise click.UsageError("`plait show --events` is now `plait log`")
     if task is not None and choice.is_given:
         raise click.UsageError("--status and --task choose tasks of a whole run; leave TASK out")
     if task is not None:

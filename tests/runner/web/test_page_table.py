@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.runner.web.test_page import open_run, run
+from tests.runner.web.test_page_accessibility import violations
 from tests.support.processes.browser import launch, needs_chromium, ui, watched
 
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -63,6 +64,7 @@ def test_results_are_sorted_filtered_and_saved(tmp_path: Path, browser: Browser)
         heads = page.get_by_role("columnheader")
         expect(heads).to_have_text(["Item", "label", "score", "Status", "Time", "Tokens", "Cost"])
         assert column(page, 1) == [f"row {n}" for n in range(1, 13)]
+        assert violations(page) == []
         page.get_by_role("button", name="score").click()
         expect(heads.nth(2)).to_have_attribute("aria-sort", "ascending")
         scores = [n * 3 % 11 for n in range(1, 13) if n != 7]
@@ -91,3 +93,4 @@ def test_results_are_sorted_filtered_and_saved(tmp_path: Path, browser: Browser)
         expect(page.locator(".part-sent")).to_contain_text("Schema of the answer")
         expect(page.locator(".part-sent")).to_contain_text("judge row")
         expect(page.locator(".part-result")).to_contain_text("label")
+        assert violations(page) == []
