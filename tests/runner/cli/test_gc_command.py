@@ -147,7 +147,8 @@ def test_an_ended_run_that_somebody_goes_on_with_stays() -> None:
 def test_a_dry_run_counts_what_a_dead_process_owns_as_the_deletion_does(folder: Path) -> None:
     host, boot = os.uname().nodename, Path("/proc/sys/kernel/random/boot_id")
     of_before = "another" if boot.exists() else ""
-    owner = f"owner_id = 'o', owner_host = '{host}', owner_boot_id = '{of_before}', owner_pid = 4190000"
+    owner = "claims = json_array(json_array(json_extract(claims, '$[0][0]'), 'o')), "
+    owner += f"owner_id = 'o', owner_host = '{host}', owner_boot_id = '{of_before}', owner_pid = 4190000"
     edit_runs(folder / STORE, f"{owner}, owner_process_started = '1', owner_claimed_at = created_at")
     would = plait_here(folder, "gc", "--keep", "1", "--dry-run", "--json").value
     assert len(would["runs"]) == 2
