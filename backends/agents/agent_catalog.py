@@ -127,7 +127,7 @@ _CLAUDE = (
     *("AWS_BEARER_TOKEN_BEDROCK", "AWS_CONFIG_FILE", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_REGION"),
     *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"),
     *("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_VERTEX", "CLOUD_ML_REGION"),
-    *("GOOGLE_APPLICATION_CREDENTIALS", "IS_SANDBOX", "MAX_THINKING_TOKENS"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "MAX_THINKING_TOKENS"),
 )
 _GOOGLE = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GEMINI_MODEL", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT",
            "GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS",
@@ -142,7 +142,8 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("2.1.197", "2.1.330"),
         memory=117,
         login=_CLAUDE_LOGIN,
-        passes=_CLAUDE,
+        # Not for the adapter, which then skips permissions, and is refused that as root.
+        passes=(*_CLAUDE, "IS_SANDBOX"),
         # Otherwise many failures at startup are reported on stderr only.
         sets={**_CLAUDE_SETS, "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1"},
         backend="claude_code:ClaudeCodeBackend",
