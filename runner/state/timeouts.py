@@ -10,6 +10,7 @@ from typing import TypeVar
 import anyio
 
 from plait.errors import StoreError
+from plait.events import RunCreated, TasksAdded
 from plait.persistence.store_protocol import ServerStore, Store, files_root, server_of
 from plait.persistence.store_records import (
     AttemptRecord,
@@ -24,11 +25,15 @@ from plait.persistence.store_records import (
 from plait.runner.asyncio_cancellation import Cancels
 
 T = TypeVar("T")
+TASKS_WITHIN_LIMIT = 100_000
+"""Most tasks that a store adds within its usual limit, which no run may miss for its size alone. SQLite takes about 7 s
+for a million.
+"""
 
 
 class TimeoutStore:
     """`store` with a limit of `timeout` seconds for each call. After a timeout, as after an exception, the result of a
-    write is unknown.
+    write is unknown. A write that adds tasks has as long again for each TASKS_WITHIN_LIMIT of them.
     """
 
     def __init__(self, store: Store, timeout: float) -> None:
@@ -44,7 +49,8 @@ class TimeoutStore:
 
     async def write(self, batch: Batch) -> None:
         """See Store."""
-        await self._answer(self._store.write(batch))
+        added = sum(len(one.tasks) for one in batch.events if isinstance(one, RunCreated | TasksAdded))
+        await self._answer(self._store.write(batch), self._timeout * (1 + added // TASKS_WITHIN_LIMIT))
 
     async def get_run(self, run_id: str) -> RunRecord | None:
         """See Store."""
@@ -84,9 +90,9 @@ class TimeoutStore:
         """See Store."""
         return await self._answer(self._store.list_notes(run_id, after))
 
-    async def _answer(self, call: Awaitable[T]) -> T:
-        cancels = Cancels()
-        with anyio.move_on_after(self._timeout) as limit:
+    async def _answer(self, call: Awaitable[T], timeout: float | None = None) -> T:
+        cancels, timeout = Cancels(), self._timeout if timeout is None else timeout
+        with anyio.move_on_after(timeout) as limit:
             try:
                 return await call
             except StoreError:
@@ -98,4 +104,4 @@ class TimeoutStore:
             except Exception as error:
                 # A third-party store must not end the run, whatever the exception.
                 raise StoreError(f"{type(error).__name__}: {error}") from error
-        raise StoreError(f"the store did not answer within {self._timeout:g} s")
+        raise StoreError(f"the store did not answer within {timeout:g} s")

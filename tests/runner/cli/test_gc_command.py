@@ -149,7 +149,8 @@ def test_a_dry_run_counts_what_a_dead_process_owns_as_the_deletion_does(folder: 
     of_before = "another" if boot.exists() else ""
     owner = "claims = json_array(json_array(json_extract(claims, '$[0][0]'), 'o')), "
     owner += f"owner_id = 'o', owner_host = '{host}', owner_boot_id = '{of_before}', owner_pid = 4190000"
-    edit_runs(folder / STORE, f"{owner}, owner_process_started = '1', owner_claimed_at = created_at")
+    claimed = "owner_process_started = '1', owner_claimed_at = created_at, claims = json_set(claims, '$[#-1][1]', 'o')"
+    edit_runs(folder / STORE, f"{owner}, {claimed}")
     would = plait_here(folder, "gc", "--keep", "1", "--dry-run", "--json").value
     assert len(would["runs"]) == 2
     assert plait_here(folder, "gc", "--keep", "1", "--json").value["runs"] == would["runs"]

@@ -15,6 +15,7 @@ from plait.errors import Conflict, OwnershipLost, RunExists, StoreBusy, StoreErr
 from plait.events import RunCompleted, RunEnded, StoreDegraded, StoreRecovered, TaskCompleted, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore
 from plait.runner.engine.outcomes import STORE_WAITS_S
+from plait.runner.state import timeouts
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 from tests.support.stores.wide import WIDE, everything_is_stored, run
@@ -98,6 +99,14 @@ async def test_a_hanging_store_is_cut_off_by_its_time_out_and_then_waited_for_no
         result = await run(store, store_timeout=0.05).run(WIDE)
     assert result.status is RunStatus.COMPLETED
     assert result.degraded[0].error == "the store did not answer within 0.05 s"
+
+
+async def test_a_write_that_adds_many_tasks_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeouts, "TASKS_WITHIN_LIMIT", 11)
+    store = FaultyStore(MemoryStore(), on_write(lambda _: Fault.HANG))
+    with anyio.fail_after(5):
+        result = await run(store, store_timeout=0.05).run(WIDE)
+    assert result.degraded[0].error == "the store did not answer within 0.15 s", "22 tasks"
 
 
 async def test_strict_makes_store_failures_fatal() -> None:
