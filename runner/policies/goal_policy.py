@@ -113,14 +113,6 @@ class Loop:
             return self.stopped.value
         return GOAL_REACHED if self.phase is Phase.DONE or self.asked == ANSWER_ID else None
 
-    @property
-    def description(self) -> str:
-        """The progress in a few words."""
-        executed = f"{self.iteration} task{'' if self.iteration == 1 else 's'} executed"
-        if self.stopped is not None:
-            return f"goal not reached ({self.stopped.value}), {executed}"
-        return f"{'goal reached' if self.ended_by else self.phase.value}, {executed}"
-
     @classmethod
     def of(cls, state: JsonInput) -> Loop:
         """Return the loop stored as `state`; a new loop without a state."""

@@ -24,10 +24,10 @@ from plait.persistence.store_records import AttemptRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import group_of
 from plait.runner.state.stored_run import stored_record
-from plait.runner.views.event_sentences import remedy
+from plait.runner.views.event_sentences import event_sentence, remedy
 from plait.runner.views.read_views import (
     rendered_prompt,
-    run_detail,
+    run_view,
     shown_status,
     task_detail,
     task_view,
@@ -136,8 +136,7 @@ class LiveView:
             async for change in self._task_changes(self._task_id):
                 yield change
         throttled = await throttled_backends(self._store, run, now)
-        head = view_json(run_detail(run, throttled=throttled))
-        del head["tasks"]
+        head = {**view_json(run_view(run)), "throttled": [event_sentence(one) for one in throttled]}
         news = head != self._head
         if news:
             self._head = head

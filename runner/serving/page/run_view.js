@@ -1,7 +1,7 @@
 // A run: its state and actions, and its tasks in three views of one selection, the chosen task beside them.
 
 import { cancelRun, resumeRun } from "./dialogs.js";
-import { addressOf, button, chips, clock, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
+import { addressOf, button, chips, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
 import { GraphView } from "./graph_view.js";
 import { get, Live, runPath } from "./page_api.js";
 import { ResultTable } from "./result_table.js";
@@ -131,9 +131,8 @@ export class RunPage {
 
 	tick() {
 		const { head } = this;
-		const paused = head.throttled.map((one) => `${one.backend} ${one.until ? `paused until ${clock(one.until)}` : "slowed"} after ${one.cause}, ${one.slots} of ${one.total} slots`);
 		replace(this.facts, status(head.status), head.reason && h("span.why", head.reason),
-			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head), inOut(head), owner(head), ...paused]
+			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head), inOut(head), owner(head), ...head.throttled]
 				.map((text) => text && h("span", text)),
 			h("code.id", head.run_id));
 		this[this.view]?.reveal && this[this.view].draw();
