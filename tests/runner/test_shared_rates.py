@@ -86,7 +86,8 @@ tasks: [{id: t, prompt: x}]
         for name in (model, model, other):
             specs = parse_plan(plan % name).backends
             made = {"agent": build(specs["agent"], folder=Path())}
-            runners.append(BackendSet(specs, "agent", Path()).make_runner(made))
+            rates = BackendSet(specs, "agent", Path()).rates()
+            runners.append(ParallelRunner(backends=made, rates=rates))
         await calls_within(3, *runners)
         assert sorted(request.body["model"] for request in server.requests) == sorted({model, other})
 
