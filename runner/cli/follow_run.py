@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Protocol
 
 import anyio
-import anyio.abc
 
 from plait import events
 from plait.errors import PlaitError
