@@ -233,7 +233,7 @@ def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, 
             return None, lost
         # Backwards, to keep the indexes of the remaining findings valid.
         for finding in reversed(error.errors(include_url=False, include_input=False)):
-            _mend(whole, real_path(finding["loc"]), lost)
+            _mend(whole, real_path(finding["loc"]), finding["type"], lost)
         try:
             return PlanPart.model_validate(whole), lost
         except ValidationError as next_error:
@@ -241,15 +241,15 @@ def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, 
     return None, lost
 
 
-def _mend(whole: Any, path: tuple[str | int, ...], lost: set[int]) -> None:
+def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) -> None:
     match path:
         case ("tasks", int() as index, *rest):
             lost |= {index} if rest[:1] in (["depends_on"], ["continues"]) else set()
-            _mend_part(whole["tasks"], index, rest, {"id": f"task-{index}-of-the-plan", "prompt": "?"}, TaskPart)
+            _mend_part(whole["tasks"], index, rest, {"id": f"task-{index}-of-the-plan", "prompt": "?"}, TaskPart, kind)
         case ("workflow", int() as index, *rest):
-            _mend_part(whole["workflow"], index, rest, {"name": "a-step-of-the-plan", "prompt": "?"}, StepPart)
+            _mend_part(whole["workflow"], index, rest, {"name": "a-step-of-the-plan", "prompt": "?"}, StepPart, kind)
         case ("orchestrate", *rest) if rest:
-            _mend_part(whole, "orchestrate", rest, {"goal": "the goal"}, OrchestratePart)
+            _mend_part(whole, "orchestrate", rest, {"goal": "the goal"}, OrchestratePart, kind)
         case ("inputs", name, *_):
             whole["inputs"][name] = None
         case ("backends", name, *_):
@@ -261,16 +261,17 @@ def _mend(whole: Any, path: tuple[str | int, ...], lost: set[int]) -> None:
 
 
 def _mend_part(
-    owner: Any, place: Any, rest: list[str | int], needed: Mapping[str, str], model: type[BaseModel]
+    owner: Any, place: Any, rest: list[str | int], needed: Mapping[str, str], model: type[BaseModel], kind: str
 ) -> None:
     """Repair the part at `place` of `owner` with the values of `needed`; replace what is no mapping."""
-    part = owner[place]
+    part: Any = owner[place]
     if not rest or not isinstance(part, dict):
         owner[place] = dict(needed)
-    elif (key := str(rest[0])) in needed:
-        part[key] = needed[key]
-    else:
+    elif (key := str(rest[0])) not in needed:
         _take_out(part, key, model)  # pyright: ignore[reportUnknownArgumentType]
+    elif not (len(rest) == 1 and kind == "missing" and cast("dict[str, Any]", part).get(key)):
+        # A value that stands there was moved from a misspelt key.
+        part[key] = needed[key]
 
 
 def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel]) -> None:

@@ -389,6 +389,18 @@ def test_a_problem_names_the_file(tmp_path):
     assert str(caught.value).startswith(f"{path}:2:1: the file is not UTF-8")
 
 
+def test_the_value_of_a_misspelt_key_is_checked_too():
+    text = 'tasks:\n  - {id: a, promt: "{{ resluts.b }}", depends_on: c}\n'
+    assert [(problem.where, problem.message) for problem in mistakes(text)] == [
+        (
+            "tasks[0].prompt",
+            "the prompt uses {{ resluts }}, which is neither a task nor an input; did you mean 'results'?",
+        ),
+        ("tasks[0].promt", "unknown key 'promt'; did you mean 'prompt'?"),
+        ("tasks[0].depends_on", "unknown task 'c'"),
+    ]
+
+
 def test_everything_at_once():
     text = """\
 nmae: x
