@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
