@@ -26,7 +26,9 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 MEMORY = Path("/dev/shm")
 LIMIT_S = 130.0
 """Less than `faulthandler_timeout`, at which a whole worker ends, with all the tests that it has not run."""
-LONG = [Path(__file__).parent / name for name in ("docs", "faults", "backends/hosts", "runner/recovery", "runner/web")]
+LONG = [
+    Path(__file__).parent / name for name in ("docs", "faults", "backends/hosts", "runner/recovery", "runner/serving")
+]
 
 # Told to write no bytecode, each of the hundreds of commands that the tests start would compile all of ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -12,7 +12,7 @@ pytest.importorskip("langchain", reason="needs langchain, of the extra `test`")
 
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.persistence import MemoryStore
-from tests.runner.web.test_lifecycle import created, events, post
+from tests.runner.serving.test_lifecycle import created, events, post
 from tests.support.processes.command import plait
 from tests.support.processes.served import served
 from tests.support.reviewed_agent import reviewed

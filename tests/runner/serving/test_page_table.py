@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from tests.runner.web.test_page import open_run, run
-from tests.runner.web.test_page_accessibility import violations
+from tests.runner.serving.test_page import open_run, run
+from tests.runner.serving.test_page_accessibility import violations
 from tests.support.processes.browser import launch, needs_chromium, ui, watched
 
 pytestmark = [pytest.mark.slow, needs_chromium]

@@ -20,7 +20,7 @@ from plait.runner.serving import http_routes
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
 from plait.runner.views import read_views
-from tests.runner.web.test_lifecycle import created, events, post
+from tests.runner.serving.test_lifecycle import created, events, post
 from tests.support.processes.command import plait
 from tests.support.processes.served import served
 from tests.support.quick_runs import quick_runs

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.runner.cli.test_continue_command import TALKER
-from tests.runner.web.test_page import open_run, opened, run
+from tests.runner.serving.test_page import open_run, opened, run
 from tests.support.processes.browser import launch, needs_chromium, ui, watched
 
 pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install axe-playwright-python")

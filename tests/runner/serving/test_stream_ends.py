@@ -16,7 +16,7 @@ from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.serving.http_guard import Guard, Message, SignIn
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
-from tests.runner.web.test_guard import HOST
+from tests.runner.serving.test_guard import HOST
 
 
 class Client:

@@ -9,7 +9,7 @@ from plait.persistence.store_records import TaskRecord
 from plait.runner.views.read_views import task_view
 from plait.runner.views.view_models import RunDetail, RunView, TaskView, json_schema, view_json
 from tests.runner.cli.test_cancel_command import until
-from tests.runner.web.test_lifecycle import created
+from tests.runner.serving.test_lifecycle import created
 from tests.support.processes.command import plait_here
 from tests.support.processes.served import served
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.runner.web.test_lifecycle import created, events
+from tests.runner.serving.test_lifecycle import created, events
 from tests.support.agents.logs import wait_for
 from tests.support.processes.served import served
 

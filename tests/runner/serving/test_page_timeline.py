@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from plait.runner.domain.asked_question import parse_time
 from tests.runner.cli.test_cancel_command import until
-from tests.runner.web.test_page import open_run
+from tests.runner.serving.test_page import open_run
 from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.web.test_lifecycle import HELD, created, events, post
-from tests.runner.web.test_questions import PLAN, answer, refused
+from tests.runner.serving.test_lifecycle import HELD, created, events, post
+from tests.runner.serving.test_questions import PLAN, answer, refused
 from tests.support.processes.command import plait_here
 from tests.support.processes.fleet import STORES, empty_store, stop, until, worker
 from tests.support.processes.served import BACKENDS, served

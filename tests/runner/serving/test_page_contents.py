@@ -17,7 +17,7 @@ from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
 from plait.runner.serving.page_files import page_files
 from tests.runner.cli.test_cancel_command import until
-from tests.runner.web.test_page import open_run, opened, run, started
+from tests.runner.serving.test_page import open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running
 from tests.support.agents.logs import plan as agent_plan
 from tests.support.processes.browser import LIMIT, address_of, launch, needs_chromium, ui, watched

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.web.test_lifecycle import HELD, created, events
-from tests.runner.web.test_questions import PLAN, answer
+from tests.runner.serving.test_lifecycle import HELD, created, events
+from tests.runner.serving.test_questions import PLAN, answer
 from tests.support.processes.command import plait
 from tests.support.processes.served import BACKENDS, served
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from schemathesis.checks import CHECKS
 from schemathesis.generation import GenerationMode
 
-from tests.runner.web.test_lifecycle import PLAN, created, events
+from tests.runner.serving.test_lifecycle import PLAN, created, events
 from tests.support.processes.served import Served, served
 
 pytestmark = pytest.mark.slow

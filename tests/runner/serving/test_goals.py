@@ -16,7 +16,7 @@ from plait.persistence import MemoryStore
 from plait.runner.client.offered_plans import posted_plan
 from plait.runner.serving.http_bodies import NewRun
 from plait.runner.serving.http_routes import Api, ServedRuns
-from tests.runner.web.test_lifecycle import created, events, post
+from tests.runner.serving.test_lifecycle import created, events, post
 from tests.support.processes.served import served
 
 BACKENDS = """
