@@ -148,6 +148,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[file] = folder = tmp_path_factory.mktemp(Path(file).stem)
         for name in ("examples", "docs"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("_build"))
+        # Authors of stores and backends copy the contracts to the same place.
+        shutil.copytree(ROOT / "tests" / "contracts", folder / "tests" / "contracts")
         shutil.copy(ROOT / "README.md", folder)
         shutil.copy(ROOT / "CONTRIBUTING.md", folder)
         for block in BLOCKS:
