@@ -32,7 +32,7 @@ def draw(folder: Path) -> None:
         page.locator(".c-run a").click()
         page.get_by_role("tab", name="Timeline").click()
         page.locator(".timeline canvas").wait_for()
-        page.wait_for_load_state("networkidle")
+        page.wait_for_timeout(1500)  # the bars arrive after the lines
         page.screenshot(path=HERE / "timeline.png")
         page.get_by_role("tab", name="List").click()
         page.locator("[id='line-release']").click()

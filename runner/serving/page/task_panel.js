@@ -51,7 +51,7 @@ export class TaskPanel {
 	}
 
 	/** Show what the task was asked with, beside what came. */
-	showSent({ messages, rendered, prompt, attempts, spec: { system, output_schema: schema, item, ...settings } }) {
+	showSent({ messages, rendered, prompt, attempts, spec: { system, output_schema: schema, item, aliases: _names, ...settings } }) {
 		const sent = messages.findLast((one) => one.role === "user" && one.attempt === attempts)?.content ?? rendered;
 		this.showPart("sent", "Sent", [
 			system && h("details", { open: true }, h("summary", "System prompt"), h("pre.text", system)),
