@@ -10,7 +10,7 @@ from typing import Any
 import plait.runner.plan.plan_tasks  # noqa: F401 - otherwise the first growing run pays for the import
 from benchmarks.stores import sqlite_store
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task
-from plait.workflows import Decision, RunView
+from plait.workflows import Decision, RecordedRun
 
 ANSWER = "x" * 200
 AT_ONCE = 256
@@ -107,7 +107,7 @@ class Watching:
     def backends(self) -> Collection[str | None]:
         return ()
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         seen = run.state if isinstance(run.state, int) else 0
         assert run.ended is None or run.result(run.ended).status.value == "completed"
         return Decision(state=seen + 1)

@@ -17,6 +17,7 @@ from plait import events
 from plait.persistence import tables, write_rules
 from plait.persistence.checksums import SHORT, checksum, digest
 from plait.persistence.store_records import THOUGHTS
+from plait.statuses import TASK_DONE
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
@@ -41,9 +42,6 @@ class TaskState(NamedTuple):
     usage: Usage = NO_USAGE
     """Of the last attempt, for a task that waits for a person."""
     duration_s: float | None = None
-
-
-_ENDED: Final = frozenset({"completed", "failed", "skipped", "cancelled"})
 
 
 @dataclass(slots=True)
@@ -150,7 +148,7 @@ class _Applier:
             self._rows[tables.ADD_EVENT] = history
         self._flush()
         for task_id in self._ended:  # a task that was reopened in the same batch stays
-            if task_id in run.tasks and run.tasks[task_id].status in _ENDED:
+            if task_id in run.tasks and run.tasks[task_id].status in TASK_DONE:
                 del run.tasks[task_id]
         return self._segments
 

@@ -1,6 +1,6 @@
 """The description of a backend of Python, as JSON, from which a host makes the backend.
 
-`specs/described_hosts.py` has those of plan files.
+`specs/host_specs.py` has those of plan files.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 _CANCELLED = 6
-"""`exits.CANCELLED`, which may not be imported yet."""
+"""`command_exits.CANCELLED`, which may not be imported yet."""
 
 
 def main() -> None:

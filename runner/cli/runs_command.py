@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -50,44 +50,37 @@ from plait.usage import cost
 @json_option
 def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: StorePlace, as_json: bool) -> int:
     """List the runs in the store, newest first. A run without a living owner is shown as interrupted."""
-    return anyio.run(list_runs, store_path, RunFilter(limit, tuple(map(RunStatus, statuses)), long), as_json)
+    return anyio.run(list_runs, store_path, limit, tuple(map(RunStatus, statuses)), long, as_json)
 
 
 HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "AGE")
 LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "TOKENS", "SIZE", "AGE", "OWNER")
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
-    """Which runs are listed, and how."""
+async def list_runs(
+    path: StorePlace, limit: int, statuses: Collection[RunStatus] = (), long: bool = False, as_json: bool = False
+) -> int:
+    """Print the newest `limit` runs with one of the shown `statuses` (all if there are none), newest first.
 
-    limit: int
-    """Number of runs, newest first."""
-    statuses: Collection[RunStatus] = ()
-    """Shown statuses to list; empty for all."""
-    long: bool = False
-    """With tokens, owner, and size in the store (bytes)."""
-
-
-async def list_runs(path: StorePlace, chosen: RunFilter, as_json: bool) -> int:
-    """Print the runs in the store, newest first. Return the exit code."""
+    `long` adds tokens, owner and size in the store. Return the exit code.
+    """
     async with read_only_store(path) as store:
-        found = await _find_runs(store, chosen)
-        sizes = await store.run_sizes() if chosen.long else {}
-        runs = found[: chosen.limit]
+        found = await _find_runs(store, limit, statuses)
+        sizes = await store.run_sizes() if long else {}
+        runs = found[:limit]
         keys = [] if as_json else [await _key(store, run) for run in runs]
     held = [sizes.get(run.run_id, 0) for run in runs]
     if as_json:
-        print_json(list(map(_long_run_json, runs, held)) if chosen.long else list(map(_run_json, runs)))
+        print_json(list(map(_long_run_json, runs, held)) if long else list(map(_run_json, runs)))
         return COMPLETED
     if not runs:
-        shown = " or ".join(chosen.statuses)
+        shown = " or ".join(statuses)
         print_line(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
         return COMPLETED
     rows = _fitted(list(map(_run_row, runs)))
-    if chosen.long:
+    if long:
         rows = list(map(_long_row, rows, runs, held))
-    head = LONG_HEAD if chosen.long else HEAD
+    head = LONG_HEAD if long else HEAD
     if any(keys):
         head, rows = (*head, "KEY"), [(*row, key) for row, key in zip(rows, keys, strict=True)]
     print_table([head, *rows], 2, [None, *(shown_status(run) for run in runs)], frozenset({4, 5, 6, 7}))
@@ -95,16 +88,16 @@ async def list_runs(path: StorePlace, chosen: RunFilter, as_json: bool) -> int:
     return COMPLETED
 
 
-async def _find_runs(store: Store, chosen: RunFilter) -> list[RunRecord]:
+async def _find_runs(store: Store, limit: int, statuses: Collection[RunStatus]) -> list[RunRecord]:
     """Return the chosen runs, and one more if there is one. The shown status is not a column of the store, so that
     larger and larger pages are read until enough runs match.
     """
-    many = min(chosen.limit + 1, sys.maxsize)
+    many = min(limit + 1, sys.maxsize)
     while True:
         runs = await store.list_runs(many)
-        found = [run for run in runs if not chosen.statuses or shown_status(run) in chosen.statuses]
-        if len(found) > chosen.limit or len(runs) < many:
-            return found[: chosen.limit + 1]
+        found = [run for run in runs if not statuses or shown_status(run) in statuses]
+        if len(found) > limit or len(runs) < many:
+            return found[: limit + 1]
         many *= 4
 
 

@@ -32,7 +32,7 @@ from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_
 from plait.runner.client.runs import CANCEL_GRACE_SECONDS, Runs
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, open_store
 from plait.runner.client.trusted_backends import TrustedBackends
-from plait.runner.serving.server_access import listen, make_access, token_file, url_of
+from plait.runner.serving.server_token import listen, make_access, token_file, url_of
 from plait.runner.views.read_views import shown_status
 from plait.statuses import RunStatus
 

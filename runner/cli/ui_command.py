@@ -22,7 +22,7 @@ from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve
 from plait.runner.cli.terminal_output import print_line, print_note, redirect_prints
 from plait.runner.client.store_place import AnyStore, StorePlace, open_store
 from plait.runner.client.trusted_backends import TrustedBackends
-from plait.runner.serving.server_access import (
+from plait.runner.serving.server_token import (
     listen,
     make_access,
     page_address,

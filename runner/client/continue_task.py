@@ -26,7 +26,7 @@ from plait.runner.engine.attempt import Pricing
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.lease import acquire, unregister, wait_for_expiry
+from plait.runner.engine.lease import acquire, renew, unregister, wait_for_expiry
 from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
 from plait.runner.engine.run_options import RunOptions, require_backends
 from plait.runner.state.attempt_files import attempt_files, kill_orphans, under_way
@@ -78,7 +78,7 @@ async def continue_task(config: RunOptions, run: StoredRun, task_id: str, messag
         outside.start_soon(checkpointer.write_until_closed)
         try:
             async with anyio.create_task_group() as beside:
-                beside.start_soon(checkpointer.renew_lease, config.lease)
+                beside.start_soon(renew, checkpointer, config.lease, config.clock)
                 await kill_orphans(run.store, run_id, under_way(run.tasks))
                 async with _connected(run, config.backends[name], position.epoch):
                     outcome = await call_backend(config.backends[name], request, message)

@@ -728,4 +728,4 @@ async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
     tasks = await store.list_tasks(run_id)
     dag = decode_dag(run, tasks)
     results = RunState(dag, tasks).all_results()
-    return progress_of(policies.RunView(dag.tasks, results.__getitem__), RunStatus(run.status))
+    return progress_of(policies.RecordedRun(dag.tasks, results.__getitem__), RunStatus(run.status))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
+class RecordedRun:
     """The view of a run presented to a policy."""
 
     tasks: Sequence[Task]
@@ -88,7 +88,7 @@ class Policy(Protocol):
         """
         ...
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         """Return the decision that follows the end of the task `run.ended`."""
         ...
 

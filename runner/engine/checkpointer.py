@@ -37,7 +37,7 @@ import anyio.lowlevel
 from plait import events
 from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
-from plait.events import Event, LeaseRenewed, RunClaimed
+from plait.events import Event, RunClaimed
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store, server_of
 from plait.persistence.store_records import Batch
@@ -182,7 +182,7 @@ class Checkpointer:
         """Groups waiting for the store, oldest first. Only the last group takes further submissions."""
         self._wake = anyio.Event()
         self._closing = False
-        self._run_ended = False
+        self.run_ended = False
         """True once the end or the release of the run is submitted: no lease renewal may follow."""
         self._retry_at = 0.0
         self._retry_s = FIRST_RETRY_S
@@ -221,7 +221,7 @@ class Checkpointer:
     def submit(self, new_events: Sequence[Event]) -> Commit:
         """See EventSink."""
         group = self._group_with([_Unit(event) for event in new_events])
-        self._run_ended = self._run_ended or group.ending
+        self.run_ended = self.run_ended or group.ending
         return group.commit
 
     def _group_with(self, units: list[_Unit]) -> _Group:
@@ -263,15 +263,6 @@ class Checkpointer:
                     break
             if self._unstored and self.away:
                 self.degraded[-1] = replace(self.degraded[-1], lost=self._count_unstored())
-
-    async def renew_lease(self, lease: float) -> None:
-        """Renew the lease of `lease` seconds until cancelled, or until the run ends or is released."""
-        while True:
-            await self._clock.sleep(lease / 3)
-            if self._run_ended:
-                return  # woken in the same step in which the run ended, before the cancellation
-            reached("lease.before_renewal")
-            self.submit([LeaseRenewed(iso(self._clock.wall()), self._clock.wall() + lease)])
 
     def close(self) -> None:
         """Let the writer return once the remaining changes are written."""

@@ -1,7 +1,4 @@
-"""Ownership of a run: wait until a run has no living owner, and claim the run.
-
-`Checkpointer.renew_lease` renews the lease. `state/owner.py` determines whether the process of an owner is alive.
-"""
+"""Ownership of a run: whether its owner lives, the claim once it does not, and the renewal of the lease."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ import anyio
 
 from plait import events
 from plait.backends.process.process_table import boot_id, start_time
-from plait.clock_and_ids import iso
+from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
-from plait.events import Event, Owner, RunClaimed, RunReleased
+from plait.events import Event, LeaseRenewed, Owner, RunClaimed, RunReleased
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store, server_of
 from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.asked_question import parse_time
-from plait.runner.engine.checkpointer import WritePosition
+from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.state.attempt_files import has_files, kill_orphans
@@ -233,3 +230,13 @@ async def acquire(
         raise
     reached("claim.written")
     return owner, WritePosition(record.epoch + 1, batch.last_seq + 1, owner.owner_id)
+
+
+async def renew(checkpointer: Checkpointer, lease: float, clock: Clock) -> None:
+    """Renew the lease of `lease` seconds until cancelled, or until the run ends or is released."""
+    while True:
+        await clock.sleep(lease / 3)
+        if checkpointer.run_ended:
+            return  # woken in the same step in which the run ended, before the cancellation
+        reached("lease.before_renewal")
+        checkpointer.submit([LeaseRenewed(iso(clock.wall()), clock.wall() + lease)])

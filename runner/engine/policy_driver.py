@@ -11,7 +11,7 @@ from plait import events
 from plait.errors import DAGError, PlaitError
 from plait.json_form import JsonValue
 from plait.program_log import logger
-from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.domain.policy import Decision, Policy, RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.engine.growth import Growth
 from plait.runner.engine.live_run import LiveRun
@@ -43,7 +43,7 @@ class PolicyDriver:
         """
         if self.decided.end is not None or (ended is None and self.decided.idle):
             return []
-        view = RunView(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
+        view = RecordedRun(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
         try:
             decision = _checked(self._policy.decide(view))
             state = PolicyState(cast("JsonValue", decision.state), decision.end, decision.error)

@@ -1,7 +1,7 @@
 """`execute_run`: from a prepared run to a result. The parts around the executor, in the order of start and end.
 
     writer (shielded, ends last)             Checkpointer.write_until_closed
-      └─ lease renewal, the run's inbox      Checkpointer.renew_lease, Inbox.handle
+      └─ lease renewal, the run's inbox      lease.renew, Inbox.handle
            └─ execution                      Executor.run
 
 The writer starts first: a new run is stored and claimed before anything else happens, and if the store refuses the
@@ -38,7 +38,7 @@ from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.checkpointer import Checkpointer, UnstoredSink
 from plait.runner.engine.executor import Executor
 from plait.runner.engine.inbox import Inbox
-from plait.runner.engine.lease import unregister
+from plait.runner.engine.lease import renew, unregister
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_hosts import (
     away_reporter,
@@ -108,7 +108,7 @@ async def _execute_stored(run: LiveRun, store: Store) -> RunResult | Diverged:
                 await _kill_orphans(run, kept=run.adopted)
                 began = True
                 async with anyio.create_task_group() as beside:
-                    beside.start_soon(checkpointer.renew_lease, options.lease)
+                    beside.start_soon(renew, checkpointer, options.lease, options.clock)
                     beside.start_soon(_handle_notes, inbox, run)
                     result = await _execute(run, partial(_end_interrupted, run, checkpointer))
                     beside.cancel_scope.cancel()

@@ -17,7 +17,7 @@ from typing import cast
 from plait.errors import DAGError, Problem
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, sort_names
-from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.policies import made_of, settings_of
 from plait.runner.prompts.prompt_names import RESERVED_NAMES
 from plait.runner.prompts.prompt_template import names_used
@@ -124,7 +124,7 @@ class FollowUps:
         chains = cast("Mapping[str, list[dict[str, JsonValue]]]", settings)
         return cls({role: [made_of(FollowUp, step) for step in chain] for role, chain in chains.items()})
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         """Return a decision with the follow-ups of the ended task, unless they were already added."""
         if run.ended is None or run.result(run.ended).status is not TaskStatus.COMPLETED:
             return Decision()
@@ -229,7 +229,7 @@ def _followed(follow_up: Task) -> JsonInput:
     return follow_up.metadata[FOLLOWS]
 
 
-def _is_followed(task: Task, chain: Sequence[FollowUp], run: RunView) -> bool:
+def _is_followed(task: Task, chain: Sequence[FollowUp], run: RecordedRun) -> bool:
     """Return whether the follow-ups were already added: a task completes twice if its result was damaged in between."""
     for step in chain:
         for task_id in _ids(task.id, step.role):  # an id free at that time is in use now
@@ -240,7 +240,7 @@ def _is_followed(task: Task, chain: Sequence[FollowUp], run: RunView) -> bool:
     return False
 
 
-def _find(run: RunView, task_id: str) -> Task | None:
+def _find(run: RecordedRun, task_id: str) -> Task | None:
     """Return the task with the id `task_id`, if any."""
     try:
         return run.task(task_id)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.policies.goal_messages import (
     ANSWER_ID,
     KnownTasks,
@@ -180,7 +180,7 @@ class OrchestratorPolicy:
         """Return the names of the tasks' backends."""
         return self.team.backends()
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         """Return the decision that follows the end of the task `run.ended`."""
         evidence = WorkState(run, self.team.registry)
         decision = self._following(run, Loop.of(run.state), evidence)
@@ -199,7 +199,7 @@ class OrchestratorPolicy:
             return decision
         return replace(decision, cancel=(*decision.cancel, *excess), state=replace(loop, cut=True).to_json())
 
-    def _following(self, run: RunView, loop: Loop, evidence: WorkState) -> Decision:
+    def _following(self, run: RecordedRun, loop: Loop, evidence: WorkState) -> Decision:
         if run.ended is not None and is_work(run.ended):
             return self._executed(loop, evidence, run.result(run.ended).status)
         if run.ended is None and loop.asked is None and loop.phase is not Phase.DONE:

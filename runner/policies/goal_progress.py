@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from plait.runner.domain.policy import RunView
+from plait.runner.domain.policy import RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.policies.goal_messages import ANSWER_ID, PREFIX, KnownTasks
 from plait.runner.prompts.prompt_names import text_of
@@ -33,7 +33,7 @@ def is_work(task_id: str) -> bool:
 class WorkState:
     """The state of the work of a run. `registry` holds the workers that a task may name as its backend."""
 
-    def __init__(self, run: RunView, registry: Mapping[str, str]) -> None:
+    def __init__(self, run: RecordedRun, registry: Mapping[str, str]) -> None:
         self._run = run
         self._registry = registry
 

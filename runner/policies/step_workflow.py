@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias, cast, get_args
 from plait.errors import ImpossibleState, UnknownStep, WorkflowEnded
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, nearest
-from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.policies import made_of, settings_of
 from plait.runner.prompts.prompt_names import RESERVED_NAMES
@@ -110,7 +110,7 @@ def task_id(step: str, number: int) -> str:
     return f"{step}.{number}"
 
 
-def progress_of(run: RunView, status: RunStatus = RunStatus.RUNNING) -> WorkflowProgress:
+def progress_of(run: RecordedRun, status: RunStatus = RunStatus.RUNNING) -> WorkflowProgress:
     """Return the progress derived from the tasks of `run`."""
     found = (_interaction(task, run.result(task.id)) for task in run.tasks if is_interaction(task))
     return WorkflowProgress(tuple(found), status)
@@ -257,7 +257,7 @@ class Workflow:
         steps = cast("list[dict[str, JsonValue]]", settings["steps"])
         return cls([made_of(Step, step) for step in steps], name=cast("str", settings["name"]))
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         """Return a decision that adds the next step's task or ends the run: completed after the last step, otherwise
         failed.
         """

@@ -24,7 +24,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorBody, "description": what}
     for code, what in {
         401: "The token is missing or wrong.",
-        403: "Another host, origin or site than this server's.",
+        403: "Another host than this server's.",
         404: "There is no such run, task or path.",
         408: "The request was incomplete.",
         409: "The request conflicts with the state of the run.",
@@ -39,7 +39,7 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
 DOCUMENTED_BESIDE_OTHERS: dict[int | str, dict[str, Any]] = {
     code: {
         "description": answer["description"],
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
     }
     for code, answer in DOCUMENTED.items()
 }

@@ -176,7 +176,10 @@ def _ids(tasks: Iterable[TaskView]) -> list[str]:
 def _final_tasks(run: RunDetail) -> list[TaskView]:
     """Return the tasks on which no other task depends, except tasks that add tasks: the added tasks are the result."""
     needed = {name for task in run.tasks.values() for name in task.depends_on}
-    needed.update(str(task.spec["continues"]) for task in run.tasks.values() if "continues" in task.spec)
+    for key in ("continues", "for_each"):
+        needed.update(str(task.spec[key]) for task in run.tasks.values() if key in task.spec)
+    wholes = {task.task_id for task in run.tasks.values() if "for_each" in task.spec}
+    needed.update(task.task_id for task in run.tasks.values() if task.added_by in wholes)
     last = [task for task in run.tasks.values() if task.task_id not in needed]
     return [task for task in last if not task.spec.get("adds_tasks")]
 

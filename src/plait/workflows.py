@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.runner.client.runs import load_progress
-from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.domain.policy import Decision, Policy, RecordedRun
 from plait.runner.policies.follow_ups import FollowUp, FollowUps
 from plait.runner.policies.step_workflow import Interaction, Step, Workflow, WorkflowComplete, WorkflowProgress
 
@@ -13,7 +13,7 @@ __all__ = [
     "FollowUps",
     "Interaction",
     "Policy",
-    "RunView",
+    "RecordedRun",
     "Step",
     "Workflow",
     "WorkflowComplete",

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from plait import DAG, FailureMode, Step, Workflow
-from plait.runner.domain.policy import RunView
+from plait.runner.domain.policy import RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.policies import step_workflow
 from plait.runner.policies.step_workflow import OnError
@@ -56,7 +56,7 @@ def mode_of_try(flow: Workflow, place: int, number: int) -> FailureMode:
     while f"{name}.{number}" not in dag:
         last = dag.tasks[-1].id
         results[last] = TaskResult(last, TaskStatus.SKIPPED if last.startswith(name) else TaskStatus.COMPLETED)
-        [added] = flow.decide(RunView(dag.tasks, results.__getitem__)).add
+        [added] = flow.decide(RecordedRun(dag.tasks, results.__getitem__)).add
         dag = DAG([*dag, added])
     return dag[f"{name}.{number}"].failure_mode
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from plait import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
-from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.domain.policy import Decision, Policy, RecordedRun
 from plait.runner.domain.prompt_values import rendered
 from plait.runner.policies import policy_of
 
@@ -31,8 +31,8 @@ class Grown:
     def result(self, task_id: str) -> TaskResult:
         return self.results.get(task_id) or TaskResult(task_id)
 
-    def view(self, ended: str | None = None) -> RunView:
-        return RunView(self.dag.tasks, self.result, None, ended)
+    def view(self, ended: str | None = None) -> RecordedRun:
+        return RecordedRun(self.dag.tasks, self.result, None, ended)
 
     def passes(self, task_id: str) -> bool:
         status = self.result(task_id).status

@@ -10,7 +10,7 @@ from plait import Task
 from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.json_form import JsonValue
 from plait.persistence import Batch, Store
-from plait.workflows import Decision, RunView
+from plait.workflows import Decision, RecordedRun
 from tests.support.fakes import Answer, Talker
 from tests.support.stores.faulty_store import FaultyStore
 
@@ -68,7 +68,7 @@ class Recording(FaultyStore):
         return found
 
 
-Rule = Callable[[RunView], Decision | None]
+Rule = Callable[[RecordedRun], Decision | None]
 
 
 class Scripted:
@@ -86,7 +86,7 @@ class Scripted:
     def backends(self) -> Collection[str | None]:
         return ()
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         self.asked.append(run.ended)
         return self.rule(run) or Decision(state=run.state)
 

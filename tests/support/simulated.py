@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.policy import Decision, Policy, RunView
+from plait.runner.domain.policy import Decision, Policy, RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import Task
@@ -75,7 +75,7 @@ class Simulation:
     def _ask(self, ended: str | None) -> Decision:
         # Through JSON, as it comes back from a store.
         state = json.loads(json.dumps(self.state))
-        view = RunView(tuple(self.tasks), self.results.__getitem__, state, ended)
+        view = RecordedRun(tuple(self.tasks), self.results.__getitem__, state, ended)
         decision = self.policy.decide(view)
         assert decision == self.policy.decide(view), "the same view gives the same decision"
         self.decisions.append(decision)

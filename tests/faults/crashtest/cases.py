@@ -10,7 +10,7 @@ from hashlib import sha256
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.policy import Decision, RecordedRun
 from plait.task import FailureMode, Retry, Task
 
 NEVER = 1_000_000
@@ -260,7 +260,7 @@ class CasePolicy:
         """Return the default backend, used by all added tasks."""
         return (None,)
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         """Add the tasks of `follows` after an ended task, and the LAST task when no task is left."""
         asked = list(run.state) if isinstance(run.state, list) else []
         if run.ended is not None:

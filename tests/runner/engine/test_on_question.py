@@ -14,7 +14,7 @@ from plait.backends import ask
 from plait.errors import AnswerConflict
 from plait.json_form import JsonValue
 from plait.persistence import Store
-from plait.workflows import Decision, RunView
+from plait.workflows import Decision, RecordedRun
 from tests.support.fakes import QuickClock
 from tests.support.late import HOLDING, LATE, Held, asking
 
@@ -105,7 +105,7 @@ class NoMoreQuestions:
     def backends(self) -> tuple[str | None, ...]:
         return ()
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         return Decision(cancel=("a",) if run.ended == "hold" else ())
 
 

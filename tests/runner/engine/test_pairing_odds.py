@@ -15,7 +15,7 @@ from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import StoreError
 from plait.persistence import Batch, MemoryStore, MessageRecord, SQLiteStore, Store
 from plait.results import ResumeAction
-from plait.workflows import Decision, RunView
+from plait.workflows import Decision, RecordedRun
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, listed, plan, spec, talker
 from tests.support.processes.command import plait_here
@@ -86,7 +86,7 @@ async def test_what_pairs_up_with_a_cancelled_task_is_cancelled(cancelled: str) 
             await cancelled_it.wait()
         return ["a", "b", "c"] if prompt == "source" else f"<{prompt}>"
 
-    def decide(view: RunView) -> Decision | None:
+    def decide(view: RecordedRun) -> Decision | None:
         if view.ended == "draft.1":
             cancelled_it.set()
         return Decision(cancel=(cancelled,)) if view.ended == "draft.1" else None

@@ -28,7 +28,7 @@ from plait.events import (
     TaskWaiting,
 )
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store, sqlite_file
-from plait.runner.domain.policy import RunView
+from plait.runner.domain.policy import RecordedRun
 from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, tasks
@@ -162,7 +162,7 @@ async def test_no_refused_list_is_expanded_and_no_refused_plan_grows_the_run() -
 async def test_a_policy_is_asked_about_the_failure_and_not_about_the_refused_result() -> None:
     asked: list[TaskStatus] = []
 
-    def rule(run: RunView) -> Decision | None:
+    def rule(run: RecordedRun) -> Decision | None:
         if run.ended is None:
             return None
         asked.append(run.result(run.ended).status)

@@ -14,7 +14,7 @@ from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.backends import AnthropicBackend, LoadBalancedBackend, LocalBackend, OpenAIBackend
 from plait.errors import DAGError
 from plait.persistence import SQLiteStore
-from plait.runner.domain.policy import Decision, RunView
+from plait.runner.domain.policy import Decision, RecordedRun
 from plait.workflows import Policy
 from tests.support.agents.homes import Home
 from tests.support.growth import plan, spec, talker
@@ -261,7 +261,7 @@ class Adds:
     def backends(self) -> tuple[None]:
         return (None,)
 
-    def decide(self, run: RunView) -> Decision:
+    def decide(self, run: RecordedRun) -> Decision:
         return Decision((Task("b", "b", files=[os.devnull]),)) if run.ended == "a" else Decision(())
 
 

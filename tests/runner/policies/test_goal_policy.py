@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from plait.runner.domain.policy import RunView
+from plait.runner.domain.policy import RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy, Phase
 from plait.statuses import RunStatus, TaskStatus
@@ -217,6 +217,8 @@ def test_a_decision_reads_no_result_many_times(reflect_every: int, most: int) ->
         return done[task_id]
 
     state = Loop(Phase.EXECUTING, 500, 499, None).to_json()
-    OrchestratorPolicy("g", LoopLimits(100_000, reflect_every, 1000)).decide(RunView(tasks, result, state, "do.t999"))
+    OrchestratorPolicy("g", LoopLimits(100_000, reflect_every, 1000)).decide(
+        RecordedRun(tasks, result, state, "do.t999")
+    )
     assert set(read) == set(done)
     assert max(read.values()) <= most

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from plait.runner.domain.policy import RunView
+from plait.runner.domain.policy import RecordedRun
 from plait.runner.policies.goal_policy import Phase, Stop
 from plait.statuses import RunStatus, TaskStatus
 from plait.task import Task
@@ -223,5 +223,5 @@ def test_a_goal_that_was_reached_stays_reached_while_the_last_tasks_end() -> Non
 
 def test_a_refused_run_that_is_resumed_fails_for_the_same_reason() -> None:
     run = simulation(Script([plan()])).run()
-    view = RunView(tuple(run.tasks), run.results.__getitem__, run.state, None)
+    view = RecordedRun(tuple(run.tasks), run.results.__getitem__, run.state, None)
     assert run.policy.decide(view) == run.decisions[-1]

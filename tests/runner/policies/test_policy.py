@@ -14,7 +14,7 @@ from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.dialogue import Question
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, Store
-from plait.workflows import Decision, RunView
+from plait.workflows import Decision, RecordedRun
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, by_end, plan, spec, talker, tasks
 
@@ -46,7 +46,7 @@ async def test_a_retry_is_no_end() -> None:
 async def test_it_sees_the_run_as_it_stands(kept: Store | None) -> None:
     seen: list[Any] = []
 
-    def rule(run: RunView) -> None:
+    def rule(run: RecordedRun) -> None:
         seen.append((run.ended, [(task.id, run.result(task.id).status.value) for task in run.tasks]))
         if run.ended is not None:
             assert run.result(run.ended).text == f"<{run.ended}>"
@@ -59,7 +59,7 @@ async def test_it_sees_the_run_as_it_stands(kept: Store | None) -> None:
 
 
 async def test_it_adds_tasks_and_keeps_its_state(kept: Store | None) -> None:
-    def rule(run: RunView) -> Decision:
+    def rule(run: RecordedRun) -> Decision:
         rounds = run.state or 0
         assert isinstance(rounds, int)
         if run.ended is not None or rounds == 2:
@@ -149,7 +149,7 @@ async def test_it_may_call_a_run_completed_in_which_a_task_failed() -> None:
     assert (result.status, result["a"].status) == (RunStatus.COMPLETED, TaskStatus.FAILED)
 
 
-def _raise(_run: RunView) -> Decision:
+def _raise(_run: RecordedRun) -> Decision:
     raise RuntimeError("confused")
 
 
@@ -250,7 +250,7 @@ async def test_a_waiting_task_that_it_cancels_is_not_answered_any_more(kept: Sto
         await answered.wait()
         return "too late"
 
-    def rule(run: RunView) -> Decision | None:
+    def rule(run: RecordedRun) -> Decision | None:
         if run.ended == "b":
             answered.set()
         return Decision(cancel=("w",)) if run.ended == "a" else None

@@ -16,7 +16,7 @@ from plait.errors import PolicyMissing, RunNotResumable
 from plait.events import PolicyDecided, TaskCompleted
 from plait.persistence import Batch, MemoryStore, Store
 from plait.results import ResumeAction
-from plait.workflows import Decision, RunView
+from plait.workflows import Decision, RecordedRun
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, talker, tasks
 from tests.support.quick_runs import quick_runs
@@ -25,7 +25,7 @@ from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 WIDE = DAG([Task("a", "a"), Task("b", "b"), Task("c", "c", ["a", "b"]), Task("d", "d", ["c"])])
 
 
-def counting(run: RunView) -> Decision:
+def counting(run: RecordedRun) -> Decision:
     """The state is what it was asked about."""
     seen = [*(run.state or []), run.ended]  # type: ignore[misc]
     return Decision(state=seen, add=tasks("extra", depends_on=["c"]) if run.ended == "c" else ())
@@ -84,7 +84,7 @@ async def test_a_run_whose_policy_has_rested_does_not_ask_it_again(store: Store)
 
 
 async def test_a_policy_that_failed_is_asked_again_when_failed_tasks_are(store: Store) -> None:
-    def rule(run: RunView) -> Decision:
+    def rule(run: RecordedRun) -> Decision:
         if run.ended == "b":
             raise RuntimeError("confused")
         return Decision(state=[*(run.state or []), run.ended])  # type: ignore[misc]
@@ -114,7 +114,7 @@ async def test_without_its_policy_a_run_does_not_go_on(store: Store) -> None:
 
 
 async def test_a_service_begins_and_resumes_runs_with_a_policy(store: Store) -> None:
-    def grows(run: RunView) -> Decision | None:
+    def grows(run: RecordedRun) -> Decision | None:
         return Decision(add=tasks("late")) if run.ended == "b" else None
 
     failing = ParallelRunner(talker({"late": ValueError("no")}), store=store)
@@ -193,7 +193,7 @@ async def test_an_answer_to_a_run_that_its_policy_failed_is_refused_unless_it_is
     async def work(prompt: str) -> str:
         return f"got {await ask('Go?')}" if prompt == "q" else prompt
 
-    def enough(run: RunView) -> Decision | None:
+    def enough(run: RecordedRun) -> Decision | None:
         return Decision(end=RunStatus.FAILED, error="enough") if run.ended == "b" else None
 
     runner = ParallelRunner(work, store=store)

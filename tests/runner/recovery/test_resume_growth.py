@@ -12,7 +12,7 @@ from plait.errors import BackendError, Conflict, ErrorKind
 from plait.events import TasksAdded
 from plait.persistence import MemoryStore, Store
 from plait.runner.engine.checkpointer import BATCH_LIMIT
-from plait.workflows import Decision, RunView
+from plait.workflows import Decision, RecordedRun
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Recording, Scripted, listed, plan, spec, talker
@@ -32,7 +32,7 @@ ALL = {"plan", "end", "sub", "list", "each", "late", "each.1", "each.2", "review
 def reviews() -> Scripted:
     """A policy that adds one task when `late` has ended, and counts what it was asked about in its state."""
 
-    def rule(run: RunView) -> Decision:
+    def rule(run: RecordedRun) -> Decision:
         seen = [*(run.state or []), run.ended]  # type: ignore[misc]
         return Decision(add=(Task("reviewed", "reviewed"),) if run.ended == "late" else (), state=seen)
 

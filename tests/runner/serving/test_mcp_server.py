@@ -276,3 +276,18 @@ async def test_a_task_that_is_continued_is_no_final_task(folder: Path) -> None:
         await user.ended(run_id)
         results = (await user.call("get_result", run_id=run_id))["results"]
         assert [one["task_id"] for one in results] == ["then"]
+
+
+@pytest.mark.parametrize("items", [["a", "b"], []])
+async def test_a_for_each_over_a_result_is_one_final_task(folder: Path, items: list[str]) -> None:
+    (folder / "work.py").write_text(
+        f"def work(prompt):\n    return {items!r} if prompt == 'list' else prompt.upper()\n"
+    )
+    tasks = ['{id: names, prompt: "list"}', '{id: each, prompt: "{{ item }}", for_each: names}']
+    plan = [*PLAN.splitlines()[1:2], "tasks:", *(f"  - {task}" for task in tasks)]
+    (folder / "plan.yaml").write_text("\n".join(plan))
+    async with agent(folder, "plan.yaml") as user:
+        run_id = (await user.call("start_run", plan="plan"))["run_id"]
+        await user.ended(run_id)
+        results = (await user.call("get_result", run_id=run_id))["results"]
+        assert [(one["task_id"], one["data"]) for one in results] == [("each", [item.upper() for item in items])]

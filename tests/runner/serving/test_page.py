@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from tests.runner.cli.test_continue_command import TALKER
-from tests.runner.serving.test_server_access import Listener, running
+from tests.runner.serving.test_server_token import Listener, running
 from tests.support.processes.browser import LIMIT, Watched, launch, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment, plait
 

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, P
 
 from plait.clock_and_ids import Clock
 from plait.runner.serving.http_guard import SignIn
-from plait.runner.serving.server_access import page_address
+from plait.runner.serving.server_token import page_address
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 
