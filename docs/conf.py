@@ -19,19 +19,11 @@ version = release = installed_version("plait")
 
 extensions = [
     "myst_parser",
-    "sphinx.ext.autodoc",
     "sphinxcontrib.mermaid",
-    "command_reference",
-    "error_reference",
-    "event_reference",
-    "plan_reference",
-    "python_reference",
     "repository_links",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
-# A docstring names much that has no page of its own: parameters' types of other packages, internal classes.
-nitpick_ignore_regex = [(r"py:.*", r".*")]
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
@@ -43,16 +35,6 @@ mermaid_cmd = shlex.join([sys.executable, "-m", "mermaidx"])
 mermaid_params = ["--quiet", "--background", "white"]
 # Smart quotes would make one dash of the two before an option.
 smartquotes = False
-# A single backtick in a docstring is code, as in the pages.
-default_role = "literal"
-
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
-python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
-add_module_names = False
 
 html_theme = "furo"
 html_title = f"plait {release}"

@@ -18,7 +18,7 @@ from plait.persistence import Batch, MemoryStore
 from plait.persistence.store_records import RunRecord
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, RunStatus, Transition
 from tests.contracts.store.samples import run_becomes
-from tests.docs.extensions import load_extension
+from tests.docs import reference
 from tests.support.quick_runs import quick_runs
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -51,9 +51,8 @@ def test_another_table_is_another_diagram() -> None:
     assert drawn() != diagram(fewer, RUN_DONE)
 
 
-async def test_the_table_of_events_is_what_a_store_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    table: str = load_extension("event_reference", monkeypatch).stored_events()
-    rows = re.findall(r"^\| `(run_\w+)` \| `(\w+)` \|", table, re.MULTILINE)
+async def test_the_table_of_events_is_what_a_store_writes() -> None:
+    rows = re.findall(r"^\| `(run_\w+)` \| `(\w+)` \|", reference.stored_events(), re.MULTILINE)
     written: set[tuple[str, str]] = set()
     for number, path in enumerate(_paths()):
         store, changes = MemoryStore(), [run_becomes(AT, status, resumed=again) for status, again in path]

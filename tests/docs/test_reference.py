@@ -1,31 +1,39 @@
-"""The statuses, failure modes, errors and exit codes of the pages are those of the code; design.md names real files."""
+"""The reference says what the code does: commands, keys, errors, statuses, events, names. Pages name real files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
+import click
 import pytest
 
-from plait import FailureMode
-from plait.errors import ErrorKind
-from plait.events import HISTORY
+import plait
+from plait import (
+    ErrorKind,
+    FailureMode,
+    backends,
+    errors,
+    events,
+    hosts,
+    orchestration,
+    persistence,
+    results,
+    workflows,
+)
 from plait.runner.cli import command_exits
+from plait.runner.cli.command_line import cli
+from plait.runner.plan.plan_models import plan_schema
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition
 from plait.task import DEFAULT_RETRY_ON
-from tests.docs.extensions import load_extension
+from tests.docs import reference
 
 ROOT = Path(__file__).parent.parent.parent
-STATUSES = (ROOT / "docs" / "reference" / "events-and-statuses.md").read_text(encoding="utf-8")
-ERRORS = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
 RECOVERY = (ROOT / "docs" / "guides" / "recovery.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def error_reference(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return load_extension("error_reference", monkeypatch)
 
 
 def table(text: str, heading: str) -> dict[str, list[str]]:
@@ -42,27 +50,24 @@ def table(text: str, heading: str) -> dict[str, list[str]]:
     ids=["task", "run"],
 )
 def test_the_transitions_are_those_of_the_code(
-    event_reference: Any, kind: str, transitions: Mapping[str, Transition[Any]], done: frozenset[Any]
+    kind: str, transitions: Mapping[str, Transition[Any]], done: frozenset[Any]
 ) -> None:
-    assert f"<!-- statuses of {kind}s -->" in STATUSES
-    listed = table(getattr(event_reference, f"{kind}_statuses")(), f"{kind} status")
+    listed = table(getattr(reference, f"statuses_of_{kind}s")(), f"{kind} status")
     written = {(old, new) for old, cells in listed.items() for new in re.findall(r"`(\w+)`", cells[0])}
     moves = {(old, move.after) for move in transitions.values() for old in move.before - done}
     assert written == {(old, new) for old, new in moves if old != new}
     assert [status for status, cells in listed.items() if not cells[1]] == []
 
 
-def test_every_status_of_an_attempt_is_explained(event_reference: Any) -> None:
-    assert "<!-- statuses of attempts -->" in STATUSES
-    listed = table(event_reference.attempt_statuses(), "attempt status")
+def test_every_status_of_an_attempt_is_explained() -> None:
+    listed = table(reference.statuses_of_attempts(), "attempt status")
     assert set(listed) == set(AttemptStatus)
     assert [status for status, cells in listed.items() if not cells[0]] == []
 
 
-def test_every_stored_event_is_explained(event_reference: Any) -> None:
-    assert "<!-- stored events -->" in STATUSES
-    listed = table(event_reference.stored_events(), "stored event")
-    assert set(listed) == set(HISTORY)
+def test_every_stored_event_is_explained() -> None:
+    listed = table(reference.stored_events(), "stored event")
+    assert set(listed) == set(events.HISTORY)
     assert [kind for kind, cells in listed.items() if not cells[1]] == []
 
 
@@ -70,9 +75,8 @@ def test_the_failure_modes_are_those_of_the_code() -> None:
     assert set(table(RECOVERY, "failure mode")) == set(FailureMode)
 
 
-def test_each_error_has_a_word_an_exit_code_and_a_status(error_reference: Any) -> None:
-    assert "<!-- errors -->" in ERRORS
-    listed = table(error_reference.errors(), "error")
+def test_each_error_has_a_word_an_exit_code_and_a_status() -> None:
+    listed = table(reference.errors(), "error")
     assert {"PlaitError", "BackendError", "StoreError", "PlanError"} < listed.keys()
     assert listed["RunNotFound"][:3] == ["`run_not_found`", "2", "404"]
     assert {int(cells[1]) for cells in listed.values()} <= command_exits.EXIT_CODES.keys()
@@ -81,9 +85,8 @@ def test_each_error_has_a_word_an_exit_code_and_a_status(error_reference: Any) -
     assert [error for error, cells in listed.items() if cells[0] not in rows[cells[2]]] == []
 
 
-def test_the_kinds_of_errors_are_those_of_the_code(error_reference: Any) -> None:
-    assert "<!-- kinds of errors -->" in ERRORS
-    listed = table(error_reference.kinds(), "kind")
+def test_the_kinds_of_errors_are_those_of_the_code() -> None:
+    listed = table(reference.kinds_of_errors(), "kind")
     assert set(listed) == set(ErrorKind)
     assert [kind for kind, cells in listed.items() if not cells[0]] == []
     assert {kind for kind, cells in listed.items() if cells[1].startswith("yes")} == DEFAULT_RETRY_ON
@@ -92,6 +95,102 @@ def test_the_kinds_of_errors_are_those_of_the_code(error_reference: Any) -> None
 def test_the_exit_codes_are_those_of_the_code() -> None:
     codes = {value for name, value in vars(command_exits).items() if name.isupper() and isinstance(value, int)}
     assert set(command_exits.EXIT_CODES) == codes
+
+
+@pytest.mark.parametrize("page", reference.pages(), ids=lambda page: page.name)
+def test_the_page_is_up_to_date(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert reference.filled(text) == text, "run `make reference`"
+
+
+def test_every_part_is_in_a_page() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in reference.pages())
+    assert [name for name in reference.PARTS if f"<!-- {name} -->\n" not in text] == []
+    with pytest.raises(KeyError, match="nothing"):
+        reference.filled("<!-- nothing -->\n")
+
+
+NAMES = cli.list_commands(click.Context(cli))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_every_command_is_in_the_reference(name: str) -> None:
+    section = reference.commands().partition(f"## plait {name}\n")[2].partition("\n## ")[0]
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None and command.help is not None
+    shown = [option for option in command.params if not getattr(option, "hidden", False)]
+    flags = [flag for option in shown for flag in option.opts if flag.startswith("-")]
+    assert [flag for flag in flags if flag not in section] == []
+
+
+def test_the_commands_that_users_know_are_among_them() -> None:
+    assert {"run", "resume", "show", "answer", "serve"} <= set(NAMES)
+
+
+def test_every_key_of_a_plan_is_in_the_reference() -> None:
+    schema = plan_schema()
+    assert set(reference.PLAN_PARTS.values()) == {""} | {name for name in schema["$defs"] if not name.endswith("Spec")}
+    for part in reference.PLAN_PARTS.values():
+        shape = schema["$defs"][part] if part else schema
+        wanted = next(option for option in (shape, *shape.get("anyOf", ())) if "properties" in option)["properties"]
+        assert [key for key in wanted if f"| `{key}` |" not in reference.keys(part)] == []
+
+
+def test_every_key_of_every_kind_of_backend_is_in_the_reference() -> None:
+    text = reference.kinds_of_backends()
+    for spec in (definition for name, definition in plan_schema()["$defs"].items() if name.endswith("Spec")):
+        section = text.partition(f"### kind: {spec['properties']['kind']['const']}\n")[2].partition("\n### ")[0]
+        assert [key for key in spec["properties"] if key != "kind" and f"| `{key}` |" not in section] == []
+
+
+PACKAGES = (plait, results, workflows, orchestration, hosts, backends, persistence)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_every_public_name_is_in_the_reference(package: ModuleType) -> None:
+    text = (ROOT / "docs" / "reference" / "python-api.md").read_text(encoding="utf-8")
+    elsewhere: set[str] = {*(plait.__all__ if package is not plait else ()), *errors.__all__, "events"}
+    entries = {f"### {package.__name__}.{name}\n": name for name in package.__all__ if name not in elsewhere}
+    assert [name for entry, name in entries.items() if entry not in text and f"| `{name}` |" not in text] == []
+
+
+def test_a_value_is_shown_with_its_own_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = reference.overview("plait.backends", without=())
+    assert "| `JsonValue` | " in text
+    monkeypatch.setattr(plait.backends, "__all__", ["UNEXPLAINED"])
+    monkeypatch.setattr(plait.backends, "UNEXPLAINED", 7, raising=False)
+    with pytest.raises(ValueError, match="UNEXPLAINED has no docstring under its assignment"):
+        reference.names("plait.backends")
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The rows of a table: the name in the first cell to the other cells."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()[2:]]
+    return {name[1]: row[1:] for row in cells if (name := re.search(r"`(\w+)", row[0]))}
+
+
+def test_every_event_is_listed_with_its_fields() -> None:
+    shown = [event for event in events.EVENTS.values() if event.shown]
+    common = {field.name for field in fields(events.TaskEvent)} | {"run_id"}
+    there = {kind.__name__: [field.name for field in fields(kind) if field.name not in common] for kind in shown}
+    listed = rows(reference.live_events())
+    assert {name: re.findall(r"`(\w+)`", cells[0]) for name, cells in listed.items()} == there
+    without = {kind.__name__ for kind in shown if not {"run_id", "task_id"} & {field.name for field in fields(kind)}}
+    assert {name for name, cells in listed.items() if "No `run_id`" in cells[1]} == without
+
+
+@pytest.mark.parametrize("kind", reference.TABLED)
+def test_every_field_is_listed_with_its_meaning(kind: str) -> None:
+    listed = rows(reference.fields(kind))
+    assert {field.name for field in fields(getattr(plait, kind))} <= listed.keys()
+    assert [name for name, cells in listed.items() if not cells[-1]] == []
+
+
+@pytest.mark.parametrize("kind", reference.CALLED)
+def test_every_call_is_listed_with_its_meaning(kind: str) -> None:
+    listed = rows(reference.calls(kind))
+    assert listed.keys() == {name for name in cast("type", getattr(plait, kind)).__dict__ if not name.startswith("_")}
+    assert [name for name, cells in listed.items() if not cells[-1]] == []
 
 
 @pytest.mark.parametrize("page", ["docs/explanation/design.md", "docs/explanation/reliability.md", "CONTRIBUTING.md"])
