@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -34,7 +36,21 @@ def test_each_name_of_the_layers_is_there() -> None:
 
 
 def test_few_files_lie_flat_in_the_runner() -> None:
-    assert len(list((ROOT / "runner").glob("*.py"))) <= 10
+    assert len(list((ROOT / "runner").glob("*.py"))) <= 5
+
+
+def repeated_names(paths: Iterable[Path]) -> set[str]:
+    """The names that several modules have, or that differ from another by a plural alone."""
+    names = Counter(path.stem for path in paths if path.stem not in {"__init__", "__main__"})
+    return {name for name, number in names.items() if number > 1 or f"{name}s" in names}
+
+
+def test_each_module_has_a_name_of_its_own() -> None:
+    assert repeated_names(Path(source.path) for source in SOURCES) == set()
+    assert repeated_names([Path("a/reader.py"), Path("b/reader.py"), Path("a/key.py"), Path("b/keys.py")]) == {
+        "reader",
+        "key",
+    }
 
 
 @pytest.mark.parametrize(
