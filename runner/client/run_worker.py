@@ -20,7 +20,7 @@ from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.lease import LEASE_SECONDS
 from plait.runner.engine.run_handle import Run
-from plait.runner.state.timeouts import TimeoutStore
+from plait.runner.state.timeouts import bounded
 from plait.safe_text import one_line
 from plait.statuses import RunStatus
 
@@ -69,7 +69,7 @@ class Worker:
     """Executes the claimable runs of `store` until `stop`."""
 
     def __init__(self, store: Store, options: WorkerOptions, display: WorkerDisplay) -> None:
-        self._store = TimeoutStore(store, STORE_TIMEOUT_S)
+        self._store = bounded(store, STORE_TIMEOUT_S)
         self._options = options
         self._of_store = TrustedBackends(store, options.files, lease=options.lease).runs()
         self._clock = Clock()

@@ -65,7 +65,7 @@ from plait.runner.state.stored_run import (
     stored_run,
 )
 from plait.runner.state.task_files import with_digests
-from plait.runner.state.timeouts import TimeoutStore
+from plait.runner.state.timeouts import bounded
 from plait.runner.views.live_view import LiveView
 from plait.runner.views.read_views import RunFilter, find_runs, history, list_questions, look_up, task_detail
 from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
@@ -109,7 +109,7 @@ def run_options(
     return RunOptions(
         backends=named,
         default=default_backend(named, default, given=backend is not None),
-        store=store if store is None or isinstance(store, TimeoutStore) else TimeoutStore(store, store_timeout),
+        store=None if store is None else bounded(store, store_timeout),
         concurrency=concurrency,
         limits=dict(limits or {}),
         rates=dict(rates or {}),

@@ -1,27 +1,19 @@
-"""`TimeoutStore`: a store with a time limit for each call. Every failure becomes a StoreError."""
+"""A time limit for each call of a store; every failure of a call becomes a StoreError."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 
 from plait.errors import StoreError
 from plait.events import RunCreated, TasksAdded
 from plait.persistence.store_protocol import ServerStore, Store, files_root, server_of
-from plait.persistence.store_records import (
-    AttemptRecord,
-    Batch,
-    EventRecord,
-    MessageRecord,
-    Note,
-    NoteRecord,
-    RunRecord,
-    TaskRecord,
-)
+from plait.persistence.store_records import Batch
 from plait.runner.asyncio_cancellation import Cancels
 
 T = TypeVar("T")
@@ -31,77 +23,46 @@ for a million.
 """
 
 
-class TimeoutStore:
-    """`store` with a limit of `timeout` seconds for each call. After a timeout, as after an exception, the result of a
+def bounded(store: Store, seconds: float) -> Store:
+    """Return `store` with a limit of `seconds` for each call. After a timeout, as after an exception, the result of a
     write is unknown. A write that adds tasks has as long again for each TASKS_WITHIN_LIMIT of them.
     """
+    return store if isinstance(store, _Bounded) else cast("Store", _Bounded(store, seconds))
 
-    def __init__(self, store: Store, timeout: float) -> None:
-        self._store = store
-        self._timeout = timeout
+
+class _Bounded:
+    def __init__(self, store: Store, seconds: float) -> None:
+        self._store, self._seconds = store, seconds
         self.server: ServerStore | None = server_of(store)
         """The store itself, without a time limit, if it is on a server."""
 
     @property
     def files_root(self) -> Path | None:
-        """See FilesStore."""
         return files_root(self._store)
 
     async def write(self, batch: Batch) -> None:
-        """See Store."""
-        added = sum(len(one.tasks) for one in batch.events if isinstance(one, RunCreated | TasksAdded))
-        await self._answer(self._store.write(batch), self._timeout * (1 + added // TASKS_WITHIN_LIMIT))
+        added = sum(len(event.tasks) for event in batch.events if isinstance(event, RunCreated | TasksAdded))
+        await _answer(self._store.write(batch), self._seconds * (1 + added // TASKS_WITHIN_LIMIT))
 
-    async def get_run(self, run_id: str) -> RunRecord | None:
-        """See Store."""
-        return await self._answer(self._store.get_run(run_id))
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, getattr(self._store, name))
 
-    async def list_runs(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        """See Store."""
-        return await self._answer(self._store.list_runs(limit))
+    async def _call(self, method: Callable[..., Awaitable[T]], *arguments: object, **options: object) -> T:
+        return await _answer(method(*arguments, **options), self._seconds)
 
-    async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        """See Store."""
-        return await self._answer(self._store.list_claimable(limit))
 
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
-        """See Store."""
-        return await self._answer(self._store.list_tasks(run_id, task_id))
-
-    async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
-        """See Store."""
-        return await self._answer(self._store.list_attempts(run_id, task_id))
-
-    async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
-        """See Store."""
-        return await self._answer(self._store.list_messages(run_id, task_id))
-
-    async def list_events(
-        self, run_id: str, after: int = 0, limit: int = 1000, kind: str | None = None
-    ) -> tuple[EventRecord, ...]:
-        """See Store."""
-        return await self._answer(self._store.list_events(run_id, after, limit, kind))
-
-    async def send(self, run_id: str, note: Note) -> None:
-        """See Store."""
-        await self._answer(self._store.send(run_id, note))
-
-    async def list_notes(self, run_id: str, after: int = 0) -> tuple[NoteRecord, ...]:
-        """See Store."""
-        return await self._answer(self._store.list_notes(run_id, after))
-
-    async def _answer(self, call: Awaitable[T], timeout: float | None = None) -> T:
-        cancels, timeout = Cancels(), self._timeout if timeout is None else timeout
-        with anyio.move_on_after(timeout) as limit:
-            try:
-                return await call
-            except StoreError:
+async def _answer(call: Awaitable[T], seconds: float) -> T:
+    cancels = Cancels()
+    with anyio.move_on_after(seconds) as limit:
+        try:
+            return await call
+        except StoreError:
+            raise
+        except asyncio.CancelledError as error:
+            if limit.cancel_called or cancels.since:
                 raise
-            except asyncio.CancelledError as error:
-                if limit.cancel_called or cancels.since:
-                    raise
-                raise StoreError(f"the store raised {error!r}, but plait had not cancelled the call") from error
-            except Exception as error:
-                # A third-party store must not end the run, whatever the exception.
-                raise StoreError(f"{type(error).__name__}: {error}") from error
-        raise StoreError(f"the store did not answer within {timeout:g} s")
+            raise StoreError(f"the store raised {error!r}, but plait had not cancelled the call") from error
+        except Exception as error:
+            # A third-party store must not end the run, whatever the exception.
+            raise StoreError(f"{type(error).__name__}: {error}") from error
+    raise StoreError(f"the store did not answer within {seconds:g} s")

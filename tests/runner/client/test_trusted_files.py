@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
+import threading
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from plait.runner.client.backend_set import BackendOptions, backend_set_of_file,
 from plait.runner.client.runs import Runs
 from plait.runner.client.trusted_backends import why_untrusted
 from tests.support.processes.command import PLAIT, environment, plait_here
-from tests.support.processes.fleet import LIMIT_S, until
+from tests.support.processes.fleet import until
 from tests.support.processes.warm import Warm
 
 ANN, BOB = 54_321, 54_322
@@ -111,9 +111,15 @@ def working(folder: Path, *words: str) -> Generator[Warm]:
         process.communicate()
 
 
-def said(member: Warm) -> list[str]:
-    member.send_signal(signal.SIGTERM)
-    return str(member.communicate(timeout=LIMIT_S)[1]).splitlines()
+def line_about(member: Warm, run_id: str) -> str:
+    """The first line of the worker about a run."""
+    assert member.stderr is not None
+    patience = threading.Timer(LIMIT_S, member.kill)
+    patience.start()
+    try:
+        return next(line for line in member.stderr if run_id in line)
+    finally:
+        patience.cancel()
 
 
 def submitted(folder: Path, name: str) -> tuple[str, Path]:
@@ -146,8 +152,7 @@ def test_a_worker_runs_nothing_of_another_user_unless_the_folder_is_named_to_it(
     os.chown(part, ANN, -1)
     with working(tmp_path) as member:
         until(lambda: status(tmp_path, mine) == "completed")
-        told = [line for line in said(member) if theirs in line]
-    (line,) = told
+        line = line_about(member, theirs)
     assert f"belongs to user {ANN}; trust the folder with --plans {plans.resolve()}" in line
     assert status(tmp_path, theirs) == "queued"
     assert not (plans / "called").exists()
@@ -181,6 +186,6 @@ def test_what_the_database_names_is_what_is_examined(tmp_path: Path, named: str)
     os.chown(evil, ANN, -1)
     with working(tmp_path) as member:
         until(lambda: status(tmp_path, mine) == "completed")
-        (line,) = [line for line in said(member) if theirs in line]
+        line = line_about(member, theirs)
     assert f"because {evil} belongs to user {ANN}" in line
     assert not (evil / "called").exists()
