@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import tempfile
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -114,7 +114,7 @@ def working(folder: Path, *words: str) -> Generator[Warm]:
 def line_about(member: Warm, run_id: str) -> str:
     """The first line of the worker about a run."""
     assert member.stderr is not None
-    patience = threading.Timer(LIMIT_S, member.kill)
+    patience = threading.Timer(60, member.kill)
     patience.start()
     try:
         return next(line for line in member.stderr if run_id in line)
