@@ -220,7 +220,7 @@ def all_completed(demo: Demo, completed: set[str]) -> bool:
     for run in runs(demo):
         if run["status"] == "completed" and run["run_id"] not in completed:
             completed.add(run["run_id"])
-            taken_over = demo.plait("log", run["run_id"]).count(" is taken over: ")
+            taken_over = demo.plait("log", run["run_id"]).count(" is taken over")
             demo.say(
                 f"run {run['run_id'][:10]} completed" + (f"; agents taken over: {taken_over}" if taken_over else "")
             )

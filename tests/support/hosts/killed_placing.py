@@ -45,7 +45,7 @@ class WatchedStore(SQLiteStore):
 
 async def _not_stored(self: AttemptRunner, attempt: Attempt, place: str) -> None:
     attempt.place, attempt.waits_for_host = place, False
-    self._context.sink.submit([events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, False)])  # pyright: ignore[reportPrivateUsage]
+    self._run.sink.submit([events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, False)])  # pyright: ignore[reportPrivateUsage]
 
 
 async def run(folder: Path, failpoint: str, *bug: str) -> None:
