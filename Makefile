@@ -33,9 +33,9 @@ help:
 	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
 	@echo "make demo-fleet"
 	@echo "             PostgreSQL, a Dask cluster and two runners on this machine: kills a worker and a runner on the way"
-	@echo "make test    the tests but the slow ones, about five minutes"
+	@echo "make test    the tests but the slow ones, about four minutes"
 	@echo "make test-slow"
-	@echo "             the slow tests, about ten minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
+	@echo "             the slow tests, about eight minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
@@ -142,6 +142,9 @@ clean:
 
 .venv/.mutation: .venv/.dev
 	$(INSTALL) -e '.[dev,mutation]'
+	@# The processes that tests start import the mutant, too.
+	@echo 'import os, runpy; "MUTANT_HOOK" in os.environ and runpy.run_path(os.environ["MUTANT_HOOK"])' \
+		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/plait_mutant.pth"
 	@touch $@
 
 # With the development extras, since the reference imports every public name; `build` makes the distributions.

@@ -7,9 +7,8 @@ Importing the package loads no SDK: `OpenAIBackend`, `AnthropicBackend`, `LangGr
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from plait.backends.ask import PersonBackend, ask
 from plait.backends.backend_protocol import (
-    AdjustableBackend,
+    Abilities,
     Allowance,
     Attachment,
     Backend,
@@ -17,15 +16,13 @@ from plait.backends.backend_protocol import (
     ConversationRequest,
     DetachedBackend,
     DetachedTurn,
-    FileBackend,
     Files,
-    ForkingBackend,
     Output,
     Reply,
 )
-from plait.backends.function_backend import FunctionBackend, as_backend
+from plait.backends.function_backend import FunctionBackend, PersonBackend, as_backend
 from plait.backends.prices import Billing, Price
-from plait.backends.turn_cancellation import cancel_requested
+from plait.backends.running_turn import ask, cancel_requested
 from plait.dialogue import Answer, Message, Question, Role
 from plait.json_form import JsonInput, JsonValue
 from plait.task import ModelOptions
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
     from plait.backends.agents.acp_agent import AcpBackend
     from plait.backends.agents.claude_code import ClaudeCodeBackend
     from plait.backends.agents.codex import CodexBackend
+    from plait.backends.command_backend import CommandBackend
     from plait.backends.frameworks.langgraph_graph import LangGraphBackend
     from plait.backends.frameworks.pydantic_ai_agent import PydanticAIBackend
     from plait.backends.models.anthropic_api import AnthropicBackend
@@ -44,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_USAGE",
+    "Abilities",
     "AcpBackend",
-    "AdjustableBackend",
     "Allowance",
     "Answer",
     "AnthropicBackend",
@@ -54,13 +52,12 @@ __all__ = [
     "Billing",
     "ClaudeCodeBackend",
     "CodexBackend",
+    "CommandBackend",
     "Conversation",
     "ConversationRequest",
     "DetachedBackend",
     "DetachedTurn",
-    "FileBackend",
     "Files",
-    "ForkingBackend",
     "FunctionBackend",
     "JsonInput",
     "JsonValue",
@@ -88,6 +85,7 @@ _LAZY = {
     "AnthropicBackend": "models.anthropic_api",
     "ClaudeCodeBackend": "agents.claude_code",
     "CodexBackend": "agents.codex",
+    "CommandBackend": "command_backend",
     "LangGraphBackend": "frameworks.langgraph_graph",
     "LoadBalancedBackend": "models.load_balancing",
     "LocalBackend": "models.local_model",

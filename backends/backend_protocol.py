@@ -5,9 +5,9 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import field
+from dataclasses import KW_ONLY, field, fields
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 from plait.dialogue import Answer, Message, Question
 from plait.json_form import JsonInput, JsonValue, value
@@ -121,6 +121,7 @@ class Placement:
 class ConversationRequest:
     """Everything a backend may need to open a conversation."""
 
+    _: KW_ONLY
     session_id: str | None = None
     """With `resume`, an existing session; otherwise the id of `Backend.new_session_id`, None if the backend makes its
     own ids.
@@ -163,11 +164,13 @@ class ConversationRequest:
     traceparent: str | None = None
     """The W3C trace context of the attempt, for a process that sends spans of its own."""
     options: ModelOptions = OWN_OPTIONS
-    """Settings of the task, limited to the `AdjustableBackend.adjustable` of the backend."""
+    """Settings of the task, limited to those that are `adjustable` (`Abilities`)."""
     placement: Placement | None = None
     """For a `PlacedBackend` within a run."""
+    values: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
+    """The values of `Task.arguments` by name, for a backend with `parameters`."""
     attachments: tuple[Attachment, ...] = ()
-    """Images and PDFs of the prompt and of the earlier messages, for a `FileBackend` that takes their contents."""
+    """Images and PDFs of the prompt and of the earlier messages, for a backend that takes their contents."""
 
 
 class Conversation(Protocol):
@@ -231,64 +234,45 @@ class DetachedBackend(Backend, Protocol):
         ...
 
 
-@runtime_checkable
-class ReusableBackend(Backend, Protocol):
-    """A backend without effects, whose answers a later run may take over (`run(like=...)`)."""
+@value
+class Abilities:
+    """What a backend can do besides holding conversations. A backend states each by an attribute of the same name; one
+    that it lacks has the default.
+    """
 
-    def answer_key(self) -> JsonValue:
-        """Return the settings that determine an answer, such as the model: no keys, time limits or concurrency."""
-        ...
+    adjustable: Collection[str] = ()
+    """The settings that a task may have (`ConversationRequest.options`): names of fields of `ModelOptions`."""
+    needs_prompt: bool = True
+    """Whether a blank prompt is refused."""
+    takes_files: Literal["contents", "paths"] | None = None
+    """How a prompt comes with images and PDFs. "contents": `ConversationRequest.attachments` holds them. "paths": the
+    prompt names the paths of all files, and the agent opens them. None: text files alone, as a part of the prompt.
+    """
+    can_fork: bool = False
+    """Whether several tasks may continue a session (`ConversationRequest.fork_of`)."""
+    parameters: Sequence[tuple[str, bool]] = ()
+    """The parameters of a function by name, and whether each is required; those named like a task, an input or `item`
+    receive its value (`ConversationRequest.values`).
+    """
+    allows: Sequence[Sequence[str]] | None = None
+    """The first words of the commands (`Task.run`) that added and posted tasks may run; None if it runs no commands."""
 
-
-@runtime_checkable
-class AdjustableBackend(Backend, Protocol):
-    """A backend that takes settings of a single task (`ConversationRequest.options`)."""
-
-    @property
-    def adjustable(self) -> Collection[str]:
-        """The settings that a task may have: names of fields of `ModelOptions`."""
-        ...
-
-
-@runtime_checkable
-class OptionalPromptBackend(Backend, Protocol):
-    """A backend that may be called with a blank prompt, such as a function."""
-
-    @property
-    def needs_prompt(self) -> bool:
-        """Whether a blank prompt is refused."""
-        ...
-
-
-@runtime_checkable
-class FileBackend(Backend, Protocol):
-    """A backend whose prompts may come with images and PDFs. Others get text files alone, as a part of the prompt."""
-
-    @property
-    def takes_files(self) -> Literal["contents", "paths"]:
-        """ "contents": `ConversationRequest.attachments` holds the images and PDFs. "paths": the prompt names the paths
-        of all files, and the agent opens them.
-        """
-        ...
+    @classmethod
+    def of(cls, backend: object) -> Abilities:
+        """Return the abilities of `backend` now."""
+        return cls(**{name: getattr(backend, name) for name in _ABILITIES if hasattr(backend, name)})
 
 
-@runtime_checkable
-class ForkingBackend(Backend, Protocol):
-    """A backend whose sessions may be continued by several tasks (`ConversationRequest.fork_of`)."""
-
-    @property
-    def can_fork(self) -> bool:
-        """Whether `ConversationRequest.fork_of` is supported."""
-        ...
+_ABILITIES = [ability.name for ability in fields(Abilities)]  # pyright: ignore[reportArgumentType]
 
 
-@runtime_checkable
-class StatusBackend(Backend, Protocol):
-    """A backend whose sessions hold the status of their run, for other readers of the sessions."""
-
-    async def note_cancelled(self, session_id: str) -> None:
-        """Note in the session, in which no turn is under way, that its run was cancelled. The caller logs any error."""
-        ...
+def answer_key(backend: object) -> JsonValue:
+    """Return what the method `answer_key` of the backend returns: the settings that determine an answer, such as the
+    model, but no keys, time limits or concurrency. None if the backend has effects or no such method: its answers are
+    never taken over by a later run (`run(like=...)`).
+    """
+    method = getattr(backend, "answer_key", None)
+    return None if method is None else cast("JsonValue", method())
 
 
 @value

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from plait.backends.json_fields import at
+from plait.backends.json_fields import at, tables
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import parse_json
@@ -77,6 +77,8 @@ _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 
 _TEXTS = ("message", "detail", "error", "msg", "errors", "status_msg", "error_msg", "reason")
 """Fields of an error with its text, or with further errors."""
+NO_REASON = "no reason given"
+"""The text of an error without one."""
 _DEEPEST, _MOST = 4, 3
 """Levels of an error that are read, and the members of a list."""
 _MINIMAX: Mapping[str, str] = {
@@ -115,20 +117,11 @@ def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     return next((_WITHOUT_STATUS[word] for word in words if word in _WITHOUT_STATUS), ErrorKind.TRANSIENT)
 
 
-def is_error(body: JsonValue) -> bool:
-    """Return whether a JSON value that came with status 200, or in a stream, is an error. An `object` named so comes
-    from vLLM and Mistral, and `base_resp` from MiniMax.
-    """
-    if at(body, "error") or at(body, "object") in ("error", "Error") or at(body, "type") == "error":
-        return True
-    return bool(at(body, "base_resp", "status_code"))
-
-
 def error_in(body: JsonValue) -> Mapping[str, JsonValue]:
     """Return the part of an answer that describes its error; empty if there is none."""
     # Gemini returns a list.
     whole = next((one for one in body if isinstance(one, dict)), None) if isinstance(body, list) else body
-    for part in (at(whole, "error"), at(whole, "base_resp") if is_error(whole) else None, whole):
+    for part in (at(whole, "error"), at(whole, "base_resp") if at(whole, "base_resp", "status_code") else None, whole):
         if part and isinstance(part, dict):
             return part
     return {}
@@ -140,11 +133,11 @@ def read_error(body: JsonValue) -> tuple[list[str], str]:
     """
     error = error_in(body)
     if not error:
-        return [], body if isinstance(body, str) and body else "no reason given"
+        return [], body if isinstance(body, str) and body else NO_REASON
     words, message = _words_and_text(error)
     # OpenRouter: the message of the provider behind it.
     more, reason = _words_and_text(error_in(_parsed(at(error, "metadata", "raw"))))
-    return words + more, ": ".join(text for text in (message, reason) if text) or "no reason given"
+    return words + more, ": ".join(text for text in (message, reason) if text) or NO_REASON
 
 
 def _words_and_text(error: Mapping[str, JsonValue]) -> tuple[list[str], str]:
@@ -161,7 +154,7 @@ def error_text(value: JsonValue | Mapping[str, JsonValue], depth: int = 0) -> st
     if isinstance(value, str):
         parsed = _parsed(value) if value.startswith(("{", "[")) else value  # Mistral: JSON in a text
         return value if isinstance(parsed, str) else error_text(parsed, depth + 1) or value
-    if depth > _DEEPEST:
+    if depth > _DEEPEST or not isinstance(value, list | Mapping):
         return ""
     if isinstance(value, list):
         return "; ".join(filter(None, (error_text(one, depth + 1) for one in value[:_MOST])))
@@ -250,6 +243,16 @@ def seconds_left(text: str, now: float) -> float | None:
         return max(0.0, _moment(match, now) - now) if match else None
     except (ValueError, OverflowError, OSError):
         return None
+
+
+def announced_wait(body: JsonValue, now: float) -> float | None:
+    """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header, or those in the text of the
+    error `body`; None if not stated.
+    """
+    for detail in tables(error_in(body), "details"):
+        if match := re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(detail.get("retryDelay"))):
+            return float(match[1])
+    return seconds_left(read_error(body)[1], now)
 
 
 def _short(unit: str) -> str:

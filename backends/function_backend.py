@@ -1,22 +1,27 @@
-"""Any Python function as a backend."""
+"""Any Python function as a backend; and a person, whom a function of plait asks."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextvars import copy_context
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from copy import deepcopy
+from functools import partial
+from inspect import Parameter
 from pathlib import Path
 from traceback import StackSummary, TracebackException, walk_tb
-from types import CodeType, TracebackType, coroutine
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from types import CodeType, TracebackType
+from typing import Any, ClassVar, TypeAlias, cast
 
-from plait.backends.backend_protocol import Backend, ConversationRequest, Placeable, Reply
+from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest, Placeable, Reply
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
+from plait.backends.running_turn import ask
 from plait.backends.threads import in_thread, is_large, read_answer
 from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonValue
+from plait.json_form import JsonInput, JsonValue
 from plait.safe_text import clean_text, one_line, parse_json, without_secrets
 
 _NOT_THEIRS = (Path(__file__).parent, Path(inspect.__file__).parent)
@@ -25,7 +30,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _LONGEST_TRACEBACK = 16_000
 """Most characters of a stored traceback."""
 
-Function: TypeAlias = Callable[[str], Awaitable[Any]] | Callable[[str], Any]
+Function: TypeAlias = Callable[..., Any]
 """`async def f(prompt: str)` or `def f(prompt: str)`, returning text or any JSON value except None."""
 
 
@@ -36,6 +41,9 @@ class FunctionBackend(Placeable):
     With an output schema the value has to fit it, text being read as JSON first; there is no repair turn. There are no
     sessions: each turn is one call.
 
+    Parameters that are named like a task, an input or `item` receive a copy of its value: see `Abilities.parameters`.
+    The parameter `prompt`, else the first one if it receives no value, receives the prompt.
+
     Raises BackendError: `unexpected` if the function returns None, NaN or what JSON cannot hold, or raises, `transient`
     for ConnectionError and TimeoutError; a BackendError passes. The message ends in the place in the user's code, such
     as `(at tools.py:18 in count)`.
@@ -44,15 +52,16 @@ class FunctionBackend(Placeable):
     its end, and the result is dropped. Prefer `async def`.
     """
 
-    __slots__ = ("_call", "_function")
+    __slots__ = ("_call", "_function", "parameters")
     needs_prompt: ClassVar[bool] = False
-    """A task may call a function without a prompt: see `OptionalPromptBackend`."""
+    """A task may call a function without a prompt: see `Abilities`."""
 
     def __init__(self, function: Function) -> None:
         if not callable(function):
             raise TypeError(f"FunctionBackend takes a function, not {type(function).__name__}")
-        self._call: Callable[[str], Awaitable[Any]] = function if _is_async(function) else _threaded(function)
+        self._call: Callable[..., Awaitable[Any]] = function if _is_async(function) else _threaded(function)
         self._function = function
+        self.parameters = _parameters_of(function)
 
     @property
     def function(self) -> Function:
@@ -72,7 +81,19 @@ class FunctionBackend(Placeable):
 
     def open(self, request: ConversationRequest) -> _FunctionConversation:
         """Open a conversation in which every turn is one call of the function."""
-        return _FunctionConversation(self._call, request)
+        call = self._call if not request.values else partial(self._call_with, request.values)
+        return _FunctionConversation(call if self.parameters else self._call_without, request)
+
+    def _call_with(self, values: Mapping[str, JsonInput], prompt: str) -> Awaitable[Any]:
+        # Copies, so that a function that changes a value changes no stored result.
+        arguments = {re.sub(r"\W", "_", name): deepcopy(value) for name, value in values.items()}
+        first, *others = (name for name, _ in self.parameters)
+        if first == "prompt" or not (first in arguments or "prompt" in others):
+            return self._call(prompt, **arguments)
+        return self._call(**arguments, **({"prompt": prompt} if "prompt" in others else {}))
+
+    def _call_without(self, _prompt: str) -> Awaitable[Any]:
+        return self._call()
 
 
 def as_backend(value: object) -> Backend:
@@ -96,7 +117,7 @@ class _FunctionConversation:
 
     session_id: str | None = None
 
-    def __init__(self, call: Callable[[str], Awaitable[Any]], request: ConversationRequest) -> None:
+    def __init__(self, call: Callable[..., Awaitable[Any]], request: ConversationRequest) -> None:
         self._call = call
         self._request = request
 
@@ -185,17 +206,31 @@ def _is_async(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _threaded(function: Callable[[str], Any]) -> Callable[[str], Awaitable[Any]]:
-    async def call(prompt: str) -> Any:
+def _threaded(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+    async def call(*prompt: str, **values: Any) -> Any:
         from anyio import CapacityLimiter  # noqa: PLC0415 - `async def` functions do without anyio
         from anyio.to_thread import run_sync  # noqa: PLC0415
 
         # The runner bounds the number of parallel calls; anyio's shared limit of 40 threads would be a second, hidden
         # bound.
-        value = await run_sync(function, prompt, abandon_on_cancel=True, limiter=CapacityLimiter(1))
+        value = await run_sync(partial(function, *prompt, **values), abandon_on_cancel=True, limiter=CapacityLimiter(1))
         return await value if inspect.isawaitable(value) else value
 
     return call
+
+
+def _parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
+    """Return the parameters, each with whether it is required, without those that only an unnamed value can reach. One
+    named `prompt` stands for what cannot be known.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of some functions in C
+        return (("prompt", True),)
+    if parameters and parameters[0].kind in {Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL}:
+        parameters[0] = Parameter("prompt", Parameter.POSITIONAL_OR_KEYWORD)
+    named = {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
+    return tuple((one.name, one.default is Parameter.empty) for one in parameters if one.kind in named)
 
 
 def _code_parts(code: CodeType) -> list[object]:
@@ -210,26 +245,32 @@ def _code_parts(code: CodeType) -> list[object]:
     return [code.co_code, constants, code.co_names]
 
 
-_T = TypeVar("_T")
+class PersonBackend:
+    """A backend that asks a person, or a program answering in the person's place; see `ask`.
 
-
-@coroutine
-def in_own_context(inner: Coroutine[Any, Any, _T]) -> Generator[Any, Any, _T]:
-    """Await `inner` in a copy of the current context, and return the result.
-
-    A worker runs many attempts in one asyncio task, and the next attempt must not see a context variable that the code
-    of this attempt sets. Exceptions, cancellation included, pass in both directions.
+    The task waits for the answer (`waiting_input`). The answer is text, or a value that fits the task's
+    `output_schema`. After `deadline` seconds without an answer, `default` is used; with a `default` of None the task
+    fails. Without a deadline the question waits for ever. There are no sessions. A cancelled turn asks nothing.
     """
-    run = copy_context().run
-    try:
-        awaited = run(inner.send, None)
-        while True:
-            try:
-                value = yield awaited
-            except BaseException as error:
-                awaited = run(inner.throw, error)
-            else:
-                awaited = run(inner.send, value)
-    except StopIteration as end:
-        result: _T = end.value
-        return result
+
+    def __init__(self, *, default: JsonInput = None, deadline: float | None = None) -> None:
+        self.default = default
+        self.deadline = deadline
+
+    def answer_key(self) -> JsonValue:
+        """Return the same key for every person: an answer is for the question, and the question is the prompt."""
+        return "person"
+
+    def new_session_id(self) -> str | None:
+        """Return None: people have no sessions."""
+        return None
+
+    def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:
+        """Open a conversation in which every turn asks its prompt."""
+
+        async def asked(prompt: str) -> JsonValue:
+            if not prompt.strip():
+                raise BackendError(ErrorKind.INVALID_REQUEST, "the prompt is empty: give the person a question")
+            return await ask(prompt, schema=request.output_schema, default=self.default, deadline=self.deadline)
+
+        return FunctionBackend(asked).open(request)

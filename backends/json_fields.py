@@ -1,4 +1,6 @@
-"""Read JSON of unknown shape: a missing field or a field of another type reads as an empty value. Pure."""
+"""Read JSON of unknown shape: a missing field, or one of another type, reads as an empty value; counts of tokens, which
+may contradict each other, read as usage. Pure.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +84,49 @@ def describe_tool_call(name: str, arguments: JsonValue) -> str:
     return shown(f"{name}: {detail}" if detail else name)
 
 
+def counted(
+    read: int,
+    written: int,
+    cost: float | None = None,
+    *,
+    model: str | None = None,
+    cache_read: int = 0,
+    cache_write: int = 0,
+    cache_write_1h: int = 0,
+    reasoning: int = 0,
+) -> Usage:
+    """Return the usage of counts as reported, of which no part may be larger than its whole.
+
+    Tokens read from the cache count before tokens written to it: both together are a part of the input.
+    """
+    cached = min(cache_read, read)
+    cache_write = min(cache_write, read - cached)
+    return Usage(
+        read,
+        written,
+        cost,
+        model,
+        cache_read_tokens=cached,
+        cache_write_tokens=cache_write,
+        reasoning_tokens=min(reasoning, written),
+        cache_write_1h_tokens=min(cache_write_1h, cache_write),
+    )
+
+
+def usage_beside_cache(counts: JsonValue) -> Usage:
+    """Return the counts of a `usage` of Anthropic's API, whose `input_tokens` are the tokens beside the cache."""
+    cache_read, cache_write = count(counts, "cache_read_input_tokens"), count(counts, "cache_creation_input_tokens")
+    return counted(
+        count(counts, "input_tokens") + cache_read + cache_write,
+        count(counts, "output_tokens"),
+        number(counts, "cost"),
+        cache_read=cache_read,
+        cache_write=cache_write,
+        cache_write_1h=count(counts, "cache_creation", "ephemeral_1h_input_tokens"),
+        reasoning=count(counts, "output_tokens_details", "thinking_tokens"),
+    )
+
+
 class UsageTally:
     """Usage of a turn, summed over its requests. An agent reports each request repeatedly, with growing counts."""
 
@@ -104,23 +149,17 @@ class UsageTally:
 
 
 def at_least(before: Usage, used: Usage) -> Usage:
-    """Return the larger of each number of two reports on one request. The model is the model of `known`.
-
-    Tokens read from the cache count before tokens written to it: both together are a part of the input.
-    """
+    """Return the larger of each number of two reports on one request. The model is that of `before`."""
     if before is NO_USAGE and used.model is None:
         return used
-    read = max(before.input_tokens, used.input_tokens)
-    cached = min(max(before.cache_read_tokens, used.cache_read_tokens), read)
-    written = min(max(before.cache_write_tokens, used.cache_write_tokens), read - cached)
     costs = [cost for cost in (before.cost_usd, used.cost_usd) if cost is not None]
-    return Usage(
-        read,
+    return counted(
+        max(before.input_tokens, used.input_tokens),
         max(before.output_tokens, used.output_tokens),
         max(costs, default=None),
-        before.model,
-        cached,
-        written,
-        max(before.reasoning_tokens, used.reasoning_tokens),
-        cache_write_1h_tokens=min(max(before.cache_write_1h_tokens, used.cache_write_1h_tokens), written),
+        model=before.model,
+        cache_read=max(before.cache_read_tokens, used.cache_read_tokens),
+        cache_write=max(before.cache_write_tokens, used.cache_write_tokens),
+        cache_write_1h=max(before.cache_write_1h_tokens, used.cache_write_1h_tokens),
+        reasoning=max(before.reasoning_tokens, used.reasoning_tokens),
     )

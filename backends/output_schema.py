@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
+from plait.backends.backend_protocol import Output
 from plait.backends.whole_answer import split_thoughts
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
@@ -33,6 +34,8 @@ _MAX_STACK = 4_000
 """Most levels of the value times levels of the schema: the validator calls itself, on the stack of the thread."""
 
 Path: TypeAlias = tuple[str | int, ...]
+_Answer = TypeVar("_Answer")
+_Data = TypeVar("_Data")
 
 
 class Mismatch(Exception):  # noqa: N818 - never leaves this package
@@ -96,7 +99,10 @@ class Schema:
         # The alternatives of a recursive schema have mismatches in mismatches, at each level of the value.
         if visits * max(1, self._cost.loops) ** _levels(first_other.value, _MAX_NESTING) > _MAX_LIST_COST:
             raise Mismatch("it is of another form than the schema, and too large to list where")
-        raise Mismatch("; ".join(map(one_line, self._mismatches(first_other.value))))
+        errors = self._validator.iter_errors(first_other.value)
+        places = sorted((json_path(error.instance_path), error.message) for error in errors)[:_MAX_MISMATCHES]
+        listed = (one_line(f"at {_cut(place, 80)}: {_cut(message, 160)}") for place, message in places)
+        raise Mismatch("; ".join(listed))
 
     def _candidates(self, answer: str) -> Iterable[_Candidate]:
         try:
@@ -104,11 +110,6 @@ class Schema:
         except ValueError:
             # If the schema accepts plain text, brackets in the text have no meaning.
             return _parts(answer, brackets=not self._validator.is_valid(answer))
-
-    def _mismatches(self, value: JsonValue) -> list[str]:
-        """Return the first few mismatches, in the order of their places, as `at $.place: message`."""
-        places = [(json_path(error.instance_path), error.message) for error in self._validator.iter_errors(value)]
-        return [f"at {_cut(place, 80)}: {_cut(message, 160)}" for place, message in sorted(places)[:_MAX_MISMATCHES]]
 
 
 def schema_problem(schema: Mapping[str, object]) -> SchemaProblem | None:
@@ -120,13 +121,36 @@ def schema_problem(schema: Mapping[str, object]) -> SchemaProblem | None:
     return None
 
 
-def repair_prompt(mismatch: Mismatch, schema: Schema) -> str:
-    """Return the prompt that asks for a repair, in the same conversation, after a mismatching answer."""
-    # The schema is repeated because some servers accept a schema without showing it to the model.
-    return (
-        f"That answer cannot be used: {mismatch}. Answer again with nothing but JSON, no text and no code fence "
-        f"around it, that fits this JSON Schema: {schema.text}"
-    )
+async def fitting_answer(
+    schema: Schema,
+    answer: _Answer,
+    read: Callable[[Schema, _Answer], Awaitable[_Data]],
+    ask_again: Callable[[str], Awaitable[_Answer]],
+    on_output: Callable[[Output], None],
+) -> tuple[_Answer, _Data]:
+    """Return `answer` with its value as of `read`. After a Mismatch, a repair is asked for once, in the same
+    conversation, and its answer is returned. Raises BackendError (invalid_output) if the second answer does not fit
+    either.
+    """
+    try:
+        return answer, await read(schema, answer)
+    except Mismatch as mismatch:
+        # The schema is repeated because some servers accept a schema without showing it to the model.
+        prompt = (
+            f"That answer cannot be used: {mismatch}. Answer again with nothing but JSON, no text and no code fence "
+            f"around it, that fits this JSON Schema: {schema.text}"
+        )
+    on_output(Output("notice", "the answer does not fit its schema; asking once more"))
+    answer = await ask_again(prompt)
+    try:
+        return answer, await read(schema, answer)
+    except Mismatch as mismatch:
+        raise invalid_output(mismatch) from None
+
+
+def in_words(schema: Mapping[str, object]) -> str:
+    """Return the instruction to a model whose server, or agent, cannot be given `schema`."""
+    return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
 
 
 def invalid_output(mismatch: Mismatch) -> BackendError:

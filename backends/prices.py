@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib import import_module
@@ -15,7 +16,7 @@ from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from plait.json_form import value
@@ -94,14 +95,10 @@ UNBILLED = Billing()
 """The billing of a backend without `billing`: only the user's prices count."""
 
 
-@runtime_checkable
-class BilledBackend(Protocol):
-    """A backend that reports tokens without their cost, and knows the provider."""
-
-    @property
-    def billing(self) -> Billing:
-        """The facts that decide the price. Cheap, no I/O."""
-        ...
+def billing_of(backend: object) -> Billing:
+    """Return the property `billing` of a backend that reports tokens without their cost, and knows the provider."""
+    billing: Billing = getattr(backend, "billing", UNBILLED)
+    return billing
 
 
 class Prices:
@@ -137,17 +134,7 @@ class Prices:
         is_partial = used.cost_is_partial and price != FREE
         if is_partial and not (used.input_tokens or used.output_tokens):
             return used
-        return Usage(
-            used.input_tokens,
-            used.output_tokens,
-            price.cost(used),
-            used.model,
-            used.cache_read_tokens,
-            used.cache_write_tokens,
-            used.reasoning_tokens,
-            is_partial,
-            cache_write_1h_tokens=used.cache_write_1h_tokens,
-        )
+        return replace(used, cost_usd=price.cost(used), cost_is_partial=is_partial)
 
     def _own(self, used: Usage, billing: Billing) -> Price | None:
         """Return the user's price, else that of the backend."""

@@ -35,20 +35,17 @@ async def in_thread(function: Callable[..., _Result], *args: Any) -> _Result:
     return await run_sync(partial(function, *args), abandon_on_cancel=True, limiter=limiter)
 
 
-async def read_answer(schema: Schema, text: str) -> JsonValue:
-    """Return the JSON value in an answer's `text`, as `Schema.read`. Raises Mismatch."""
+async def read_answer(schema: Schema, text: str, data: JsonValue = None) -> JsonValue:
+    """Return the JSON value in an answer's `text`, as `Schema.read`, or in the `data` of an answer that has some.
+    Raises Mismatch.
+    """
+    if data is not None:
+        text = await in_thread(json.dumps, data) if is_large(data) else json.dumps(data)
     return schema.read(text) if len(text) <= LARGE else await in_thread(schema.read, text)
-
-
-async def check_answer(schema: Schema, value: JsonValue) -> JsonValue:
-    """Return `value` if it fits the schema. Raises Mismatch."""
-    return await read_answer(schema, await in_thread(json.dumps, value) if is_large(value) else json.dumps(value))
 
 
 def is_large(value: object) -> bool:
     """Return whether `value`, as JSON, may have more than `LARGE` characters. Looks at a few thousand parts at most."""
-    if value is None:
-        return False
     budget = LARGE // 8
     parts: list[object] = [value]
     while parts:

@@ -37,20 +37,24 @@ _WHOLE = frozenset({"stop", "eos", "eos_token", "stop_sequence", "stop_token", "
 _TOO_LONG = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "error_limit", FULL_CONTEXT}
 _DECLINED = {"refusal", "safety", "recitation", "prohibited_content", "blocklist", "spii", "sensitive", "language",
              "image_safety", "guardrail_intervened", "error_toxic"}  # fmt: skip
-_TOOLS = {"tool_calls", "tool_call", "tool_use", "function_call", "unexpected_tool_call", "too_many_tool_calls",
-          "malformed_function_call", "malformed_tool_use", "malformed_response", "malformed_model_output"}  # fmt: skip
+_CALLS = frozenset({"tool_calls", "tool_call", "tool_use", "tool_deferred", "function_call"})
+_TOOLS = {*_CALLS, "unexpected_tool_call", "too_many_tool_calls", "malformed_function_call", "malformed_tool_use",
+          "malformed_response", "malformed_model_output"}  # fmt: skip
 _KINDS: Mapping[str, ErrorKind] = {
     **dict.fromkeys(_TOO_LONG, ErrorKind.TRUNCATED),
     **dict.fromkeys(_DECLINED, ErrorKind.REFUSED),
     **dict.fromkeys(_TOOLS, ErrorKind.INVALID_OUTPUT),
     "max_turn_requests": ErrorKind.LIMIT_REACHED,
 }
+_CALLED = "the model called a tool, and none was offered to it"
 _NO_REASONS = frozenset({"", "null", "none", "unspecified"})
 """Values that some servers send with each piece before the end."""
 _BLANK = re.compile(r"[\s\u200b-\u200f\u2060\ufeff]*+")
 """White space, and characters that nobody sees."""
 _ENUMERATION = re.compile(r"\A\w*reason[._]")
 """The name of the enumeration before its member, such as `FinishReason.`."""
+_JOINED = re.compile(r"(.{3,30}?)\1+")
+"""A reason that a library has joined from several pieces of a stream, such as `stopstop`."""
 
 
 def whole_answer(
@@ -62,6 +66,7 @@ def whole_answer(
     usage: Usage = NO_USAGE,
     max_tokens: int | None = None,
     raise_limit: str = "set a higher `max_tokens` of the backend",
+    calls_tool: bool = False,
     needs_text: bool = True,
 ) -> Message:
     """Return the assistant's message, with its thoughts kept apart from its text.
@@ -69,7 +74,8 @@ def whole_answer(
     `text` is the text of the turn's last message. `reasons` are all reasons for its end, in the order in which they
     came, and the first one that does not stand for a whole answer decides. Without any, the answer is whole unless
     `missing` says what is missing. `refusal` holds the words with which the model declined. `max_tokens` is the limit
-    of the request, None if the request has none, and `raise_limit` tells a person how to raise it. `needs_text` is
+    of the request, None if the request has none, and `raise_limit` tells a person how to raise it. `calls_tool` says
+    that a call of a tool came last, which the text announces and nobody answers, whatever the reason. `needs_text` is
     false for a turn that may end without text: in a question, or in data that were checked.
 
     Raises BackendError: `truncated` for an answer that reached a limit of its length, with the text that arrived,
@@ -80,7 +86,7 @@ def whole_answer(
     original, reason = next(
         ((original, word) for original, word in pairs if word not in _WHOLE | _NO_REASONS), ("", "")
     )
-    kind = ErrorKind.REFUSED if reason.startswith("content_filter") else _KINDS.get(reason)
+    kind = kind_of_reason(reason)
     finish = f"finish reason {one_line(original, 60)!r}"
     if refusal.strip():
         raise BackendError(ErrorKind.REFUSED, f"the model declined to answer: {one_line(refusal, 200)}", usage=usage)
@@ -89,7 +95,7 @@ def whole_answer(
     if kind is ErrorKind.TRUNCATED:
         raise _truncated(clean_text(text), usage, max_tokens, reason, raise_limit)
     if kind is ErrorKind.INVALID_OUTPUT:
-        raise BackendError(kind, f"the model called a tool, and none was offered to it ({finish})", usage=usage)
+        raise BackendError(kind, f"{_CALLED} ({finish})", usage=usage)
     if kind is ErrorKind.LIMIT_REACHED:
         raise BackendError(kind, f"the limit of model requests in one turn is reached ({finish})", usage=usage)
     if reason:
@@ -97,11 +103,19 @@ def whole_answer(
         raise BackendError(ErrorKind.TRANSIENT, what, usage=usage)
     if missing and all(word in _NO_REASONS for _, word in pairs):
         raise BackendError(ErrorKind.TRANSIENT, missing, usage=usage)
+    if calls_tool:
+        raise BackendError(ErrorKind.INVALID_OUTPUT, _CALLED, usage=usage)
     answer, thoughts = split_thoughts(clean_text(text))
     if needs_text and _BLANK.fullmatch(answer):
         what = "the model's answer is empty" + (": it holds nothing but thoughts" if thoughts else "")
         raise BackendError(ErrorKind.INVALID_OUTPUT, what, usage=usage)
     return Message("assistant", answer, usage, thoughts)
+
+
+def kind_of_reason(reason: str) -> ErrorKind | None:
+    """Return the kind of the error of an answer that ended for `reason`; None for a whole answer, or if not known."""
+    word = _plain(reason)
+    return ErrorKind.REFUSED if word.startswith("content_filter") else _KINDS.get(word)
 
 
 def is_whole(reasons: Iterable[str]) -> bool:
@@ -110,8 +124,15 @@ def is_whole(reasons: Iterable[str]) -> bool:
     return bool(words) and words <= _WHOLE
 
 
+def without_calls(reasons: Iterable[str]) -> list[str]:
+    """Return `reasons` without those of a message that ends in a call of a tool, which somebody answers."""
+    return [reason for reason in reasons if _plain(reason) not in _CALLS]
+
+
 def _plain(reason: str) -> str:
-    return _ENUMERATION.sub("", reason.strip().lower())
+    word = _ENUMERATION.sub("", reason.strip().lower())
+    joined = _JOINED.fullmatch(word)
+    return joined[1] if joined else word
 
 
 def _truncated(text: str, usage: Usage, max_tokens: int | None, reason: str, raise_limit: str) -> BackendError:

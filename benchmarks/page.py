@@ -19,6 +19,7 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import psutil
 from playwright.async_api import Page, async_playwright
 
 from plait import DAG, ParallelRunner, Retry, Task
@@ -31,7 +32,7 @@ AT_ONCE = 50
 ATTEMPT_S = 0.2
 WARM_S = 4.0
 """Seconds for which a page is open before it is measured."""
-VIEWS = ("table", "list", "timeline", "graph")
+VIEWS = ("table", "timeline", "graph")
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -44,11 +45,19 @@ window.blocks = [];
 new PerformanceObserver((list) => window.blocks.push(...list.getEntries().map((one) => one.duration)))
   .observe({ entryTypes: ["longtask"] });
 """
-_FIRST_LINE = """() => new Promise((done) => {
-  const look = () => (document.querySelector(".line") ? done(performance.now()) : requestAnimationFrame(look));
+_OPENED = """(tasks) => new Promise((done) => {
+  let first = null;
+  const look = () => {
+    const facts = document.querySelector(".head .facts")?.innerText ?? "";
+    if (document.querySelector(".line")) first ??= performance.now();
+    const isRead = first && facts.includes(`of ${tasks} `) && !document.querySelector(".link.reading");
+    isRead ? done([first, performance.now()]) : requestAnimationFrame(look);
+  };
   look();
 })"""
-"""The milliseconds since the opening. Each frame is looked at: the waits of a locator grow to half a second."""
+"""The milliseconds from the opening to the first line, and until all tasks are there. Each frame is looked at: the
+waits of a locator grow to half a second.
+"""
 
 
 def graph(tasks: int, attempts: int) -> DAG:
@@ -105,14 +114,14 @@ async def blocks(view: str, seconds: str = "20", tasks: str = "10000") -> dict[s
     """
     with tempfile.TemporaryDirectory() as name, ui(Path(name)) as server, live_run(Path(name), int(tasks), 1):
         async with opened(server) as page:
-            await _show(page, "list")
+            await _show(page, "timeline")
             await page.locator(".line.group").first.click()
             await _show(page, VIEWS[0] if view == "change" else view)
             await anyio.sleep(WARM_S)
             await page.evaluate("window.blocks = []")
             for n in range(int(seconds) // 2):
                 if view == "change":
-                    await _show(page, VIEWS[n % 4])
+                    await _show(page, VIEWS[n % len(VIEWS)])
                 await anyio.sleep(2)
             found: list[float] = await page.evaluate("window.blocks")
             shown: str = await page.locator(".head .facts").inner_text()
@@ -131,7 +140,7 @@ async def memory(view: str, minutes: str = "10") -> dict[str, float]:
     attempts = 2 + round(int(minutes) * 60 * AT_ONCE / ATTEMPT_S / 10_000)
     with tempfile.TemporaryDirectory() as name, ui(Path(name)) as server, live_run(Path(name), 10_000, attempts):
         async with opened(server) as page:
-            await _show(page, "list")
+            await _show(page, "timeline")
             await page.locator(".line.group").first.click()
             await _show(page, view)
             heaps: list[float] = []
@@ -142,21 +151,28 @@ async def memory(view: str, minutes: str = "10") -> dict[str, float]:
     return {"first_mb": heaps[0], "last_mb": heaps[-1], "growth": heaps[-1] / heaps[0] - 1}
 
 
-async def paint(tasks: str = "10000", times: str = "5") -> dict[str, float]:
-    """Measure the milliseconds from the opening of a stored run to its first line: the median of `times` openings."""
+async def paint(tasks: str = "20000", times: str = "5") -> dict[str, float]:
+    """Measure the opening of a stored run, in milliseconds to its first line and to its last task, and the CPU of the
+    server: the medians of `times` openings.
+    """
     with tempfile.TemporaryDirectory() as name:
         await run(Path(name), int(tasks), 1, 0)
         with ui(Path(name)) as server:
+            process = psutil.Process(server.process.pid)
             async with opened(server) as page:
-                took: list[float] = []
+                took: list[tuple[float, float, float]] = []
                 for _ in range(int(times)):
+                    before = process.cpu_times()
                     await page.reload(wait_until="commit")
-                    took.append(await page.evaluate(_FIRST_LINE))
-    return {"first_line_ms": statistics.median(took)}
+                    first, last = await page.evaluate(_OPENED, f"{int(tasks):,}")
+                    after = process.cpu_times()
+                    took.append((first, last, 1000 * (after.user + after.system - before.user - before.system)))
+    first, last, cpu = map(statistics.median, zip(*took, strict=True))
+    return {"first_line_ms": first, "last_task_ms": last, "server_cpu_ms": cpu}
 
 
 async def watch(tasks: str = "2000", times: str = "3") -> dict[str, float]:
-    """Measure the CPU of a run's process with a page that watches its list, against none: medians of `times` runs in
+    """Measure the CPU of a run's process with a page that watches it, against none: medians of `times` runs in
     turn.
     """
     spent: dict[bool, list[float]] = {False: [], True: []}

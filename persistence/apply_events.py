@@ -2,7 +2,8 @@
 
 Theory: rows are gathered by statement, so that each statement runs once for many rows, and the statements may run in
 any order. Two changes of one task would meet in another order than they were written; the rows so far are therefore
-written before the second of them.
+written before the second of them. Only an attempt that starts and ends in one batch, as one that takes an answer over,
+is one change: the row of its start gets the status of its end.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import json
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from plait import events
 from plait.persistence import tables, write_rules
 from plait.persistence.checksums import SHORT, checksum, digest
-from plait.persistence.store_records import THOUGHTS
+from plait.persistence.store_records import THOUGHTS, RunRecord
 from plait.statuses import TASK_DONE
 from plait.usage import NO_USAGE, Usage
 
@@ -24,21 +25,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from plait.dialogue import Message
-    from plait.persistence.store_records import RunRecord
-    from plait.persistence.tables import Write
+    from plait.persistence.tables import Row, Write
 
-Row = tuple[Any, ...]
-Rows = dict["Write", list[Row]]
-"""The rows of each statement; some statements may have none."""
+    Rows = dict[Write, list[Row]]
+    """The rows of each statement; some statements may have none."""
 
 
-class TaskState(NamedTuple):
+@dataclass(slots=True)
+class TaskState:
     """What the next change of a task needs."""
 
     position: int
     status: str
     attempt: int
     crashes: int = 0
+    started: Row = (None, None, None, None)
+    """Backend, session, time and change number of the last attempt."""
     usage: Usage = NO_USAGE
     """Of the last attempt, for a task that waits for a person."""
     duration_s: float | None = None
@@ -46,21 +48,19 @@ class TaskState(NamedTuple):
 
 @dataclass(slots=True)
 class CachedRun:
-    """A run after the owner's last batch: the head, and the states of the tasks that have not ended.
+    """A run after the owner's last batch: the head, and the tasks that have not ended.
 
     A store keeps it as long as the head in the database says that nobody else has written.
     """
 
     head: RunRecord
     tasks: dict[str, TaskState] = field(default_factory=dict[str, TaskState])
+    new: dict[str, int] = field(default_factory=dict[str, int])
+    """The positions of the tasks without an attempt, which are not in `tasks`. A number takes a tenth of the memory of
+    a state, and no time of the garbage collector.
+    """
     size: int | None = None
     """The number of tasks of the run; None if it has to be read."""
-
-    @property
-    def last_written(self) -> tuple[int, int, str | None]:
-        """The row of GET_LAST, if nobody else has written."""
-        owner = self.head.owner
-        return self.head.last_seq, self.head.epoch, None if owner is None else owner.owner_id
 
     def missing(self, batch: Sequence[events.Event]) -> set[str]:
         """Return the ids of the tasks that the changes name and `tasks` lacks."""
@@ -68,7 +68,8 @@ class CachedRun:
         for one in batch:
             if isinstance(one, events.TasksAdded):
                 named.update(write_rules.mentioned_task_ids(one))
-        return {task_id for task_id in named if task_id not in self.tasks}  # `named - keys` would copy all of the keys
+        # `named - keys` would copy all of the keys
+        return {task_id for task_id in named if task_id not in self.tasks and task_id not in self.new}
 
     def needs_size(self, batch: Sequence[events.Event]) -> bool:
         """Return whether `size` has to be read before the changes."""
@@ -92,8 +93,11 @@ def apply_events(run_id: str, run: CachedRun | None, first_seq: int, batch: Sequ
     nothing.
     """
     before = None if run is None else run.head
-    if run is None:
-        run = CachedRun(write_rules.new_head(run_id, batch[0]), size=0)
+    if run is None:  # `write_rules.count_applied` refuses a batch for an unknown run that begins otherwise
+        created = batch[0]
+        assert isinstance(created, events.RunCreated)
+        head = RunRecord(run_id, created.name, "queued", created.at, settings=created.settings)
+        run = CachedRun(head, size=0)
     applier = _Applier(run_id, run)
     segments = applier.apply(first_seq, batch)
     head = run.head
@@ -122,7 +126,8 @@ class _Applier:
         self._segments: list[Rows] = []
         self._rows: Rows = defaultdict(list)
         self._touched: set[str] = set()
-        self._has_added = False
+        self._begun: dict[str, tuple[Write, int]] = {}
+        """The row of each task that has started, and nothing more, since the rows were last written."""
         self._ended: list[str] = []
         self._input_tokens = self._output_tokens = 0
 
@@ -157,25 +162,45 @@ class _Applier:
             self._segments.append(self._rows)
             self._rows = defaultdict(list)
         self._touched.clear()
-        self._has_added = False
+        self._begun.clear()
 
     def _touch(self, task_id: str) -> None:
-        if self._has_added or task_id in self._touched:
+        if task_id in self._touched or tables.ADD_TASK in self._rows:
             self._flush()
         self._touched.add(task_id)
 
-    def _require(self, change: events.TaskTransition, attempt: int | None = None) -> TaskState:
-        """Return the state of the task. Raises Conflict if the change does not follow from it."""
-        task_id = change.task_id
+    def _state_of(self, task_id: str) -> TaskState | None:
         state = self._tasks.get(task_id)
+        if state is None and (position := self._run.new.pop(task_id, None)) is not None:
+            state = self._tasks[task_id] = TaskState(position, "pending", 0)
+        return state
+
+    def _require(
+        self, change: events.TaskTransition, attempt: int | None = None, *, joins_start: bool = False
+    ) -> TaskState:
+        """Return the state of the task. Raises Conflict if the change does not follow from it. With `joins_start` the
+        change is written with a start of the task by `_set_status`.
+        """
+        task_id = change.task_id
+        state = self._state_of(task_id)
         if state is None:
             raise write_rules.conflict(self._run_id, change, None)
         if (attempt is not None and attempt != state.attempt) or state.status not in write_rules.statuses_before(
             change
         ):
             raise write_rules.conflict(self._run_id, change, (state.status, state.attempt))
-        self._touch(task_id)
+        if not (joins_start and task_id in self._begun):
+            self._touch(task_id)
         return state
+
+    def _set_status(self, task_id: str, state: TaskState, status: str) -> None:
+        state.status = status
+        self._ended.append(task_id)
+        if (begun := self._begun.pop(task_id, None)) is None:
+            self._rows[tables.SET_STATUS].append((status, self._run_id, state.position))
+        else:
+            rows, index = self._rows[begun[0]], begun[1]
+            rows[index] = (status, *rows[index][1:])
 
     def _text(self, text: str) -> tuple[bytes | None, str | None]:
         """Return the key of a large text, or the text itself."""
@@ -188,16 +213,15 @@ class _Applier:
         return key, None
 
     def _create_run(self, change: events.RunCreated) -> None:
-        known = {task.task_id for task in change.tasks}
-        if len(known) < len(change.tasks) or not all(known.issuperset(task.depends_on) for task in change.tasks):
-            raise write_rules.conflict(self._run_id, change, None)
+        write_rules.check_added(self._run_id, change, ())
         settings = checksum(self._run_id, change.settings), *self._text(change.settings)
         self._rows[tables.ADD_RUN].append((self._run_id, change.name, "queued", change.at, *settings))
-        self._run.size = 0
         self._insert(change.tasks, None)
 
     def _add_tasks(self, _seq: int, change: events.TasksAdded) -> None:
-        write_rules.check_added(self._run_id, change, self._tasks.keys() & set(write_rules.mentioned_task_ids(change)))
+        mentioned = write_rules.mentioned_task_ids(change)
+        stored = {task_id for task_id in mentioned if task_id in self._tasks or task_id in self._run.new}
+        write_rules.check_added(self._run_id, change, stored)
         self._insert(change.tasks, change.added_by)
 
     def _insert(self, tasks: Sequence[events.NewTask], added_by: str | None) -> None:
@@ -212,34 +236,40 @@ class _Applier:
                 usual.append((*known, checksum(task_id, prompt), prompt))
             else:
                 rows.append((*known, checksum(task_id, prompt), *self._text(prompt), new.backend, added_by))
-            run.tasks[task_id] = TaskState(position, "pending", 0)
+            run.new[task_id] = position
         run.size += len(tasks)
-        self._has_added = True
 
     def _start(self, seq: int, change: events.TaskStarted) -> None:
-        task_id, attempt = change.task_id, change.attempt
+        attempt = change.attempt
         state = self._require(change, attempt - 1)
-        self._tasks[task_id] = TaskState(state.position, "running", attempt, state.crashes)
-        key = self._run_id, state.position
-        self._rows[tables.START_TASK].append(("running", attempt, int(change.confirmed), *key))
-        started = *key, task_id, attempt, "running", change.backend, change.at, seq
-        if change.session_id is None:
-            self._rows[tables.ADD_ATTEMPT].append(started)
+        position, backend, session_id, at = state.position, change.backend, change.session_id, change.at
+        values = "running", attempt, int(change.confirmed), backend, at, seq
+        if session_id is None is state.started[1]:
+            write = tables.START_TASK
+            session: Row = ()
         else:
-            self._rows[tables.ADD_ATTEMPT_IN_SESSION].append((*started, change.session_id))
+            write, session = tables.START_IN_SESSION, (session_id,)
+        rows = self._rows[write]
+        self._begun[change.task_id] = write, len(rows)
+        rows.append((*values, *session, self._run_id, position))
+        state.status, state.attempt, state.started = "running", attempt, (backend, session_id, at, seq)
 
     def _open_session(self, _seq: int, change: events.SessionOpened) -> None:
-        state = self._tasks.get(change.task_id)
+        state = self._state_of(change.task_id)
         if state is None or not state.attempt or change.attempt not in {0, state.attempt}:
-            raise write_rules.conflict(self._run_id, change, state and (state.status, state.attempt))
+            raise write_rules.conflict(self._run_id, change, (state.status, state.attempt) if state else None)
         self._touch(change.task_id)
-        key = self._run_id, state.position
-        self._rows[tables.SET_SESSION].append((change.session_id, *key, state.attempt))
+        key, (backend, _, *began) = (self._run_id, state.position), state.started
+        state.started = backend, change.session_id, *began
         if change.attempt:
-            self._rows[tables.CONFIRM_SESSION].append((1, *key))
+            self._rows[tables.CONFIRM_SESSION].append((change.session_id, 1, *key))
+        else:
+            self._rows[tables.SET_SESSION].append((change.session_id, *key))
+        if state.status != "running":
+            self._rows[tables.SET_ENDED_SESSION].append((change.session_id, *key, state.attempt))
 
     def _append(self, seq: int, change: events.MessageAppended) -> None:
-        state = self._tasks.get(change.task_id)
+        state = self._state_of(change.task_id)
         if state is None:
             raise write_rules.conflict(self._run_id, change, None)
         self._add_messages(seq, change, state, (change.message,))
@@ -258,20 +288,25 @@ class _Applier:
 
     def _complete(self, seq: int, change: events.TaskCompleted) -> events.Event:
         task_id, text, usage, prompt = change.task_id, change.text, change.usage, change.turn
-        state = self._require(change, change.attempt)
-        if not isinstance(prompt, str) or change.data_json is not None or _has_parts(usage):
+        state = self._require(change, change.attempt, joins_start=True)
+        if not isinstance(prompt, str) or change.data_json is not None or len(text) > SHORT or len(prompt) > SHORT:
             return self._complete_unusually(seq, change, state)
-        if len(text) > SHORT or len(prompt) > SHORT:
+        if usage.cache_read_tokens or usage.cache_write_tokens or usage.reasoning_tokens or usage.cost_is_partial:
             return self._complete_unusually(seq, change, state)
         # The one path that is written out, because nearly all of the changes that a run pays for take it. The task is
         # running, because the completion brings the prompt.
-        key, attempt, cost = (self._run_id, state.position), change.attempt, usage.cost_usd
-        self._tasks[task_id] = TaskState(state.position, "completed", attempt, state.crashes)
-        self._ended.append(task_id)
-        self._rows[tables.SET_STATUS].append(("completed", *key))
-        used = usage.input_tokens, usage.output_tokens, cost, usage.model, change.duration_s
-        said = checksum(task_id, prompt), prompt, checksum(task_id, text), text
-        self._rows[tables.COMPLETE_USUALLY].append(("completed", change.at, seq, *used, *said, *key, attempt))
+        run_id, position, cost = self._run_id, state.position, usage.cost_usd
+        backend, session_id, *began = state.started
+        self._set_status(task_id, state, "completed")
+        row = (
+            run_id, position, task_id, state.attempt, backend, *began, "completed", change.at, seq,
+            usage.input_tokens, usage.output_tokens, change.duration_s,
+            checksum(task_id, prompt), prompt, checksum(task_id, text), text,
+        )  # fmt: skip
+        if session_id is None and cost is None and usage.model is None:
+            self._rows[tables.COMPLETE_FUNCTION].append(row)
+        else:
+            self._rows[tables.COMPLETE_USUALLY].append((*row, session_id, cost, usage.model))
         if cost is None:
             self._input_tokens += usage.input_tokens
             self._output_tokens += usage.output_tokens
@@ -285,25 +320,33 @@ class _Applier:
             asked: Row = checksum(task_id, change.turn), *self._text(change.turn)
         else:
             asked = None, None, None
-            self._add_messages(seq, change, state, change.turn)
+        result = checksum(task_id, text, data), *self._text(text), data
+        usage = self._end(seq, change, state, "completed", said=(*asked, *result))
         self._set_ended(change, state, "completed")
-        ended, usage = self._end_values(seq, change, state, "completed")
-        said = checksum(task_id, text, data), *self._text(text), data
-        key = self._run_id, state.position, change.attempt
-        self._rows[tables.COMPLETE].append((*ended, *asked, *said, *key))
         return change if usage is change.usage else replace(change, usage=usage)
 
     def _set_ended(self, change: events.AttemptEnd, state: TaskState, status: str) -> None:
-        self._tasks[change.task_id] = TaskState(state.position, status, state.attempt, state.crashes)
-        self._ended.append(change.task_id)
-        key = self._run_id, state.position
         if state.status == "waiting_input":
-            self._rows[tables.LEAVE_QUESTION].append((status, None, None, *key))
+            self._rows[tables.LEAVE_QUESTION].append((status, None, None, self._run_id, state.position))
+            state.status = status
+            self._ended.append(change.task_id)
         else:
-            self._rows[tables.SET_STATUS].append((status, *key))
+            self._set_status(change.task_id, state, status)
 
-    def _end_values(self, seq: int, change: events.AttemptEnd, state: TaskState, status: str) -> tuple[Row, Usage]:
-        """Return the values that every end of an attempt has, and the usage of the whole attempt."""
+    def _end(
+        self,
+        seq: int,
+        change: events.AttemptEnd,
+        state: TaskState,
+        status: str,
+        error: Row = (None, None, None),
+        said: Row = (None,) * 7,
+    ) -> Usage:
+        """End the attempt, with the kind of the error, its text and the traceback, or with the prompt and the result.
+        Return the usage of the whole attempt.
+        """
+        if said[0] is None:  # else the conversation is the prompt and the result
+            self._add_messages(seq, change, state, getattr(change, "messages", ()))
         usage: Usage = getattr(change, "usage", NO_USAGE)
         took: float | None = getattr(change, "duration_s", None)
         if usage is not NO_USAGE:
@@ -311,42 +354,34 @@ class _Applier:
         if state.status == "waiting_input":
             usage = state.usage + usage
             took = took if state.duration_s is None else state.duration_s + (took or 0.0)
-        return (status, change.at, seq, *_usage(usage), took), usage
-
-    def _end(
-        self, seq: int, change: events.AttemptEnd, state: TaskState, status: str, error: Row = (None, None, None)
-    ) -> Usage:
-        """End the attempt, with the kind of the error, its text and the traceback. Return its usage."""
-        self._add_messages(seq, change, state, getattr(change, "messages", ()))
-        ended, usage = self._end_values(seq, change, state, status)
-        self._rows[tables.END].append((*ended, *error, self._run_id, state.position, state.attempt))
+        key = self._run_id, state.position, change.task_id, state.attempt
+        ended = change.at, seq, *_usage(usage), took
+        self._rows[tables.END_ATTEMPT].append((*key, status, *state.started, *ended, *error, *said))
         return usage
 
     def _fail(self, seq: int, change: events.TaskFailed) -> None:
-        state, status = self._require(change, change.attempt), change.status.value
+        state, status = self._require(change, change.attempt, joins_start=True), change.status.value
         self._end(seq, change, state, status, (change.error_kind, change.error, change.traceback))
         self._set_ended(change, state, status)
 
     def _retry(self, seq: int, change: events.TaskRetried) -> None:
         state = self._require(change, change.attempt)
-        self._tasks[change.task_id] = state._replace(status="pending")
         self._end(seq, change, state, "retried", (change.error_kind, change.error, change.traceback))
+        state.status = "pending"
         self._rows[tables.RETRY].append(("pending", int(change.continues_session), self._run_id, state.position))
 
     def _interrupt(self, seq: int, change: events.TaskInterrupted) -> None:
         state = self._require(change, change.attempt)
-        crashes = state.crashes + change.crashed
-        self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, crashes)
         self._end(seq, change, state, "interrupted", (None, change.reason, None))
-        self._rows[tables.INTERRUPT].append(("pending", crashes, self._run_id, state.position))
+        state.status, state.crashes = "pending", state.crashes + change.crashed
+        self._rows[tables.INTERRUPT].append(("pending", state.crashes, self._run_id, state.position))
 
     def _wait(self, seq: int, change: events.TaskWaiting) -> None:
         state = self._require(change, change.attempt)
-        usage = self._end(seq, change, state, "interrupted" if change.asked is None else "asked")
-        crashes = state.crashes + change.crashed
-        place = state.position, "waiting_input", state.attempt
-        self._tasks[change.task_id] = TaskState(*place, crashes, usage, change.duration_s)
-        asked = "waiting_input", change.question, change.asked, crashes
+        state.usage = self._end(seq, change, state, "interrupted" if change.asked is None else "asked")
+        state.status, state.duration_s = "waiting_input", change.duration_s
+        state.crashes += change.crashed
+        asked = "waiting_input", change.question, change.asked, state.crashes
         self._rows[tables.ASK].append((*asked, self._run_id, state.position))
 
     def _cancel(self, seq: int, change: events.TaskCancelled) -> None:
@@ -357,7 +392,7 @@ class _Applier:
 
     def _answer(self, _seq: int, change: events.TaskAnswered) -> None:
         state = self._require(change)
-        self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, state.crashes)
+        state.status = "pending"
         key = self._run_id, state.position
         if change.answers is None:
             self._rows[tables.LEAVE_QUESTION].append(("pending", None, None, *key))
@@ -367,7 +402,7 @@ class _Applier:
 
     def _reopen(self, _seq: int, change: events.TaskReopened) -> None:
         state = self._require(change)
-        self._tasks[change.task_id] = TaskState(state.position, "pending", state.attempt, state.crashes)
+        state.status = "pending"
         key, reopened = (self._run_id, state.position), ("pending", 0, None, None)
         if change.prompt is None:
             self._rows[tables.REOPEN].append((*reopened, *key))
@@ -395,11 +430,6 @@ class _Applier:
     """The method for each change that concerns tasks; it returns the change as its event shows it, if the two differ.
     Other changes concern the head of the run, or add an event only.
     """
-
-
-def _has_parts(usage: Usage) -> bool:
-    """Return whether tokens are counted apart, or a part of the cost is unknown."""
-    return bool(usage.cache_read_tokens or usage.cache_write_tokens or usage.reasoning_tokens or usage.cost_is_partial)
 
 
 def _usage(usage: Usage) -> Row:

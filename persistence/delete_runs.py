@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from plait.errors import Conflict
-from plait.persistence.sqlite_file import transaction
+from plait.statuses import RUN_DONE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Collection
+
+    from plait.persistence.tables import Reading, Row
 
 _TEXTS: Final = {
     "runs": ("settings error policy_state", "settings_sha256"),
@@ -22,12 +23,11 @@ _TEXTS: Final = {
 """The columns of each table with texts, and those with keys of `texts`."""
 _KEYS: Final = [(table, key) for table, (_, keys) in _TEXTS.items() for key in keys.split()]
 
-GET_OWNERSHIP: Final = """SELECT run_id, status = 'completed' OR status = 'failed' OR status = 'cancelled', status,
-    owner_pid, owner_host FROM runs WHERE run_id = ?"""
-DELETE_RUN: Final = tuple(
+_GET_OWNERSHIP: Final = "SELECT run_id, status, owner_pid, owner_host FROM runs WHERE run_id = ?"
+_DELETE_RUN: Final = tuple(
     f"DELETE FROM {table} WHERE run_id = ?" for table in ("notes", "events", "messages", "attempts", "tasks", "runs")
 )
-DELETE_UNUSED_TEXTS: Final = "DELETE FROM texts WHERE sha256 IN (SELECT sha256 FROM texts" + (
+_DELETE_UNUSED_TEXTS: Final = "DELETE FROM texts WHERE sha256 IN (SELECT sha256 FROM texts" + (
     "".join(f" EXCEPT SELECT {key} FROM {table} WHERE {key} IS NOT NULL" for table, key in _KEYS) + ")"
 )
 
@@ -47,77 +47,36 @@ class Purged:
     """
 
 
-def reason_to_keep(run_id: str, has_ended: bool, status: str, owner_pid: int | None, owner_host: str | None) -> str:
-    """Return why the run with the row of GET_OWNERSHIP may not be deleted; empty if it may."""
-    if not has_ended:
-        return f"run {run_id!r} is {status}: resume or cancel it first"
-    if owner_host is not None:
-        return f"run {run_id!r} is in use by process {owner_pid} on {owner_host}: stop that first"
-    return ""
-
-
-def sizes_by_run(size: Callable[[str], str]) -> str:
-    """Return the query for the bytes of text by run id. `size` is the bytes of a text in the dialect."""
-    parts: list[str] = []
-    for table, (columns, _) in _TEXTS.items():
-        total = " + ".join(f"coalesce({size(column)}, 0)" for column in columns.split())
-        parts.append(f"SELECT run_id, {total} AS bytes FROM {table}")
-    keys = " UNION ".join(f"SELECT run_id, {key} AS sha256 FROM {table}" for table, key in _KEYS)
-    parts.append(f"SELECT k.run_id, {size('x.content')} FROM ({keys}) AS k JOIN texts AS x ON x.sha256 = k.sha256")
-    return f"SELECT run_id, sum(bytes) FROM ({' UNION ALL '.join(parts)}) AS s GROUP BY run_id"
-
-
-_IN_THE_WAY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
-
-
-def purge(connection: sqlite3.Connection, run_ids: Sequence[str]) -> Purged:
-    """See `SQLiteStore.purge`."""
-    connection.execute("PRAGMA secure_delete = ON").fetchall()
-    before = _bytes(connection)
-    deleted = _delete(connection, run_ids)
-    remains = _wipe(connection)
-    return Purged(deleted, max(0, before - _bytes(connection)), remains)
-
-
-def _delete(connection: sqlite3.Connection, run_ids: Sequence[str]) -> tuple[str, ...]:
-    with transaction(connection, "BEGIN IMMEDIATE"):
-        found = [connection.execute(GET_OWNERSHIP, (run_id,)).fetchone() for run_id in dict.fromkeys(run_ids)]
-        stored = [row for row in found if row is not None]
-        refused = [reason for row in stored if (reason := reason_to_keep(*row))]
-        if refused:
-            raise Conflict(f"nothing was deleted: {'; '.join(refused)}")
-        for run_id, *_ in stored:
-            for statement in DELETE_RUN:
-                connection.execute(statement, (run_id,))
-        connection.execute(DELETE_UNUSED_TEXTS)
+def delete(run_ids: Collection[str], lock: str = "") -> Reading[tuple[str, ...]]:
+    """Delete the runs, and return the ids of those that were stored. Raises Conflict, with nothing deleted, if one has
+    not ended or has an owner. `lock` stands behind the statement that finds a run.
+    """
+    stored: list[Row] = []
+    for run_id in dict.fromkeys(run_ids):
+        stored += yield _GET_OWNERSHIP + lock, (run_id,)
+    refused: list[str] = []
+    for run_id, status, owner_pid, owner_host in stored:
+        if status not in RUN_DONE:
+            refused.append(f"run {run_id!r} is {status}: resume or cancel it first")
+        elif owner_host is not None:
+            refused.append(f"run {run_id!r} is in use by process {owner_pid} on {owner_host}: stop that first")
+    if refused:
+        raise Conflict(f"nothing was deleted: {'; '.join(refused)}")
+    for run_id, *_ in stored:
+        for statement in _DELETE_RUN:
+            yield statement, (run_id,)
+    yield _DELETE_UNUSED_TEXTS, ()
     return tuple(row[0] for row in stored)
 
 
-def _wipe(connection: sqlite3.Connection) -> str | None:
-    """Remove deleted bytes from the file and from the WAL. Return the reason if the removal has to wait, else None.
-
-    Secure deletion alone is not enough: rows that were overwritten or moved earlier may have left bytes in used pages.
-    VACUUM writes every page anew, and the checkpoint empties the WAL.
-    """
-    try:
-        connection.execute("VACUUM")
-        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in _IN_THE_WAY:
-            raise
-        return f"the runs are deleted, but the file could not be written anew ({error}); purge again later"
-    if busy:
-        return "the runs are deleted, but another process is still reading the old pages; purge again later"
-    return None
-
-
-def _bytes(connection: sqlite3.Connection) -> int:
-    pages: int = connection.execute("PRAGMA page_count").fetchone()[0]
-    page_size: int = connection.execute("PRAGMA page_size").fetchone()[0]
-    return pages * page_size
-
-
-def run_sizes(connection: sqlite3.Connection) -> dict[str, int]:
-    """See `SQLiteStore.run_sizes`."""
-    with transaction(connection):
-        return dict(connection.execute(sizes_by_run("length(CAST({} AS BLOB))".format)).fetchall())
+def run_sizes() -> Reading[dict[str, int]]:
+    """See `SQLStore.run_sizes`."""
+    parts: list[str] = []
+    for table, (columns, _) in _TEXTS.items():
+        total = " + ".join(f"coalesce({{bytes_of}}(CAST({column} AS {{bytes}})), 0)" for column in columns.split())
+        parts.append(f"SELECT run_id, {total} AS bytes FROM {table}")
+    keys = " UNION ".join(f"SELECT run_id, {key} AS sha256 FROM {table}" for table, key in _KEYS)
+    large = f"({keys}) AS k JOIN texts AS x ON x.sha256 = k.sha256"
+    parts.append(f"SELECT k.run_id, {{bytes_of}}(CAST(x.content AS {{bytes}})) FROM {large}")
+    rows = yield f"SELECT run_id, sum(bytes) FROM ({' UNION ALL '.join(parts)}) AS s GROUP BY run_id", ()
+    return {run_id: int(size) for run_id, size in rows}

@@ -8,6 +8,7 @@ Every message shows the address without its password.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import struct
 from importlib import import_module
@@ -21,7 +22,7 @@ from plait.persistence import tables
 from plait.safe_text import MASK, has_unescaped_password, masked_address, passwords
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
 T = TypeVar("T")
 Mode: TypeAlias = Literal["create", "existing", "read"]
@@ -174,12 +175,16 @@ async def connect(dsn: str, **settings: str) -> Connection:
 
 class ReconnectingConnection:
     """One connection, used by one call at a time. A call that was cut or failed may have left the connection in doubt:
-    the next call gets a new connection.
+    the next call gets a new connection, `pause_s` seconds at least after the connection before.
     """
 
-    def __init__(self, dsn: str, connection: Connection | None = None, **settings: str) -> None:
+    def __init__(
+        self, dsn: str, connection: Connection | None = None, settings: Mapping[str, str] = {}, *, pause_s: float = 0.0
+    ) -> None:
         self._dsn = dsn
         self._connection = connection
+        self._pause_s = pause_s
+        self._next_opening = -math.inf
         self._settings = settings
         self._lock = asyncio.Lock()
 
@@ -189,17 +194,19 @@ class ReconnectingConnection:
             connection = self._connection
             try:
                 if connection is None or connection.is_closed():
+                    await anyio.sleep(max(0.0, self._next_opening - anyio.current_time()))
+                    self._next_opening = anyio.current_time() + self._pause_s
                     self._connection = connection = await connect(self._dsn, **self._settings)
                 return await function(connection)
             except StoreError:
                 raise
-            except BaseException as error:
+            except Exception as error:  # any may come from a connection that breaks, those of the driver's own bugs too
                 # PostgreSQL 14 and later report whether the server is a standby.
                 on_standby = connection is not None and getattr(connection.get_settings(), "in_hot_standby", "") == "on"
                 self.drop()
-                # Any error may come from a connection that breaks, those of the driver's own bugs included.
-                if isinstance(error, Exception):
-                    raise explained(self._dsn, error, on_standby=on_standby) from None
+                raise explained(self._dsn, error, on_standby=on_standby) from None
+            except BaseException:
+                self.drop()
                 raise
 
     def drop(self) -> None:
@@ -269,13 +276,12 @@ SELECT current_setting('server_encoding') AS encoding, current_user AS role, cur
         WHERE NOT has_table_privilege(to_regclass(needed.name), needed.right)
     ) AS missing
 """
-_INSERTED: Final = ("texts", "runs", "tasks", "attempts", "messages", "events", "notes")
 _UPDATED: Final = ("texts", "runs", "tasks", "attempts")
 
 
 async def obstacle(connection: Connection, shown: str) -> str | None:
     """Return why no run can be stored over the connection, in one line with the remedy; None if runs can be stored."""
-    needed = [*((name, "INSERT") for name in _INSERTED), *((name, "UPDATE") for name in _UPDATED)]
+    needed = [*((name, "INSERT") for name in tables.COLUMNS), *((name, "UPDATE") for name in _UPDATED)]
     found = await connection.fetchrow(_FITNESS, *map(list, zip(*needed, strict=True)))
     if found["encoding"] != "UTF8":
         return (
@@ -299,11 +305,16 @@ async def obstacle(connection: Connection, shown: str) -> str | None:
     return None
 
 
+_DURABILITY: Final = """
+SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
+    (SELECT count(*) FROM pg_stat_replication WHERE application_name <> 'pg_basebackup')
+"""
+
+
 async def durability_warnings(connection: Connection) -> tuple[str, ...]:
     """Return a line for each setting of the server under which acknowledged batches may be lost."""
     found: list[str] = []
-    names = "fsync", "synchronous_commit", "synchronous_standby_names"
-    fsync, commit, synchronous = [await connection.fetchval("SELECT current_setting($1)", name) for name in names]
+    fsync, commit, synchronous, standbys = await connection.fetchrow(_DURABILITY)
     if fsync == "off":
         found.append("fsync is off: a crash of the server's machine can damage the whole database")
     if commit == "off":
@@ -314,9 +325,6 @@ async def durability_warnings(connection: Connection) -> tuple[str, ...]:
             "failover loses the last acknowledged batches; set synchronous_commit to on"
         )
     # Without synchronous_standby_names every standby is asynchronous. A usual user reads NULL as its `sync_state`.
-    standbys = await connection.fetchval(
-        "SELECT count(*) FROM pg_stat_replication WHERE application_name <> 'pg_basebackup'"
-    )
     if standbys and not synchronous:
         found.append(
             f"{standbys} standby servers are asynchronous: a failover loses the last acknowledged batches; "

@@ -13,22 +13,20 @@ transaction, with the same guard in the first of them.
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections import Counter, OrderedDict
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, TypeVarTuple, cast
 from zlib import crc32
 
 import anyio
 
-from plait.errors import Conflict, Gap, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
-from plait.events import RunClaimed, RunCreated
+from plait.errors import Conflict, Fenced, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
+from plait.events import RunClaimed
 from plait.failpoints import SENT, reached
 from plait.persistence import delete_runs, read_records, tables
-from plait.persistence.apply_events import apply_events
 from plait.persistence.postgres_connection import (
     WRITES,
     ReconnectingConnection,
@@ -49,14 +47,11 @@ if TYPE_CHECKING:
     from plait.persistence.apply_events import Applied, CachedRun, Rows
     from plait.persistence.delete_runs import Purged
     from plait.persistence.postgres_connection import Connection, Mode
-    from plait.persistence.read_records import Reading
     from plait.persistence.store_records import Batch, Note
-    from plait.persistence.tables import Write
+    from plait.persistence.tables import Reading, Write
 
-P = ParamSpec("P")
 T = TypeVar("T")
-Runs = dict[str, "CachedRun"]
-"""The runs that are being written, by run id."""
+Ts = TypeVarTuple("Ts")
 
 
 class PostgresStore(SQLStore):
@@ -90,7 +85,7 @@ class PostgresStore(SQLStore):
         self._writer: ReconnectingConnection | None = None
         self._reader: ReconnectingConnection | None = None
         self._listener: Listener | None = None
-        self._runs: Runs = {}
+        self._runs: dict[str, CachedRun] = {}
         self._store_id: str | None = None
         self.batches = Counter[str]()
         """The number of batches that were written: `all`, and `single` for those that were one round trip."""
@@ -129,7 +124,7 @@ class PostgresStore(SQLStore):
                 raise StoreUnusable(f"cannot open the store: {explained(self._dsn, error)}") from None
             raise
         self.server_version = ".".join(map(str, connection.get_server_version()[:2]))
-        self._writer = ReconnectingConnection(self._dsn, connection, **WRITES)
+        self._writer = ReconnectingConnection(self._dsn, connection, WRITES)
         self._reader = ReconnectingConnection(self._dsn)
         self._listener = Listener(self._dsn)
         return self
@@ -150,18 +145,10 @@ class PostgresStore(SQLStore):
             self._listener = None
 
     async def write(self, batch: Batch) -> None:
-        try:
-            await self._write(_write_batch, batch, self._runs, self.batches)
-        except Gap:
-            raise
-        except Conflict as error:
-            raise type(error)(_of_run(batch.run_id, error)) from None
+        await self._write(_write_batch, batch, self._runs, self.batches)
 
     async def send(self, run_id: str, note: Note) -> None:
-        try:
-            await self._write(_send_note, run_id, note)
-        except Conflict as error:
-            raise type(error)(_of_run(run_id, error)) from None
+        await self._write(_transact, _send_note(run_id, note))
 
     async def wait_for_note(self, run_id: str) -> None:
         """Return when a note for the run may have arrived, at the latest after 5 s."""
@@ -173,17 +160,15 @@ class PostgresStore(SQLStore):
         """Return the seconds since the last batch of the run, by the server's clock; 0 for an unknown run."""
         return await self._call(self._reader, lambda connection: connection.fetchval(_SILENCE, run_id)) or 0.0
 
-    async def run_sizes(self) -> dict[str, int]:
-        """Return the bytes of text by run id: prompts, results, messages, settings. Reads all tables."""
-        return await self._call(self._reader, _run_sizes)
-
     async def purge(self, run_ids: Collection[str]) -> Purged:
         """Delete all of the runs.
 
         Raises Conflict, and deletes nothing, if a run has not ended (completed, failed or cancelled) or has an owner.
         Unknown ids are ignored. The server frees space by its own VACUUM. `Purged.remains` says where copies stay.
         """
-        return await self._write(_purge, tuple(run_ids))
+        deleted = await self._write(_transact, _delete(run_ids))
+        copies = "the log, the backups and pages before the next VACUUM of the server keep copies"
+        return delete_runs.Purged(deleted, 0, f"the runs are deleted; {copies}" if deleted else None)
 
     async def obstacle(self) -> str | None:
         """Return why no run can be stored here, in one line with the remedy; None if runs can be stored. Opening the
@@ -195,9 +180,9 @@ class PostgresStore(SQLStore):
         """Return a line for each setting of the server under which acknowledged batches may be lost."""
         return await self._call(self._reader, durability_warnings)
 
-    async def _read(self, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _read(self, read: Callable[[*Ts], Reading[T]], *args: *Ts) -> T:
         async def whole(connection: Connection) -> T:
-            reading = read(*args, **kwargs)
+            reading = read(*args)
             if read in OF_ONE_STATEMENT:
                 return await _read(connection, reading)
             async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -205,28 +190,20 @@ class PostgresStore(SQLStore):
 
         return await self._call(self._reader, whole)
 
-    async def _write(
-        self, function: Callable[Concatenate[Connection, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _write(self, function: Callable[[Connection, *Ts], Awaitable[T]], *args: *Ts) -> T:
         if self._writer is not None and self.mode == "read":
             raise StoreNotOpen(f"the store {self.address} was opened for reading only; open it with mode 'existing'")
-        return await self._call(self._writer, function, *args, **kwargs)
+        return await self._call(self._writer, function, *args)
 
     async def _call(
         self,
         connection: ReconnectingConnection | None,
-        function: Callable[Concatenate[Connection, P], Awaitable[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        function: Callable[[Connection, *Ts], Awaitable[T]],
+        *args: *Ts,
     ) -> T:
         if connection is None:
             raise StoreNotOpen(f"the store {self.address} is not open; use it inside `async with`")
-        return await connection.run(lambda opened: function(opened, *args, **kwargs))
-
-
-def _of_run(run_id: str, error: StoreError) -> str:
-    text = str(error)
-    return text if text.startswith("run ") else f"run {run_id!r}: {text}"
+        return await connection.run(lambda opened: function(opened, *args))
 
 
 # The words of this database. Only the clock of the server judges leases: the clocks of owners and readers differ.
@@ -242,6 +219,8 @@ _WORDS: Final = {
         "(owner_id IS NOT NULL AND coalesce(extract(epoch FROM clock_timestamp() - written_at) > lease_s, true))"
     ),
     "now": "extract(epoch FROM clock_timestamp())::float8",
+    "bytes_of": "octet_length",
+    "bytes": "TEXT",
 }
 _LOCK: Final = " FOR NO KEY UPDATE"
 _UNIQUE_VIOLATION: Final = "23505"
@@ -255,22 +234,13 @@ def _rendered(statement: str) -> str:
     return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
 
 
-async def _fetch(connection: Connection, statement: str, values: Sequence[str | int | list[str]]) -> Any:
-    given = [[escaped(name) for name in value] if isinstance(value, list) else value for value in values]
-    return await connection.fetch(_rendered(statement), *given)
-
-
-async def _fetch_one(connection: Connection, statement: str, *values: Any) -> int | None:
-    """Return the first number of the first row."""
-    found: int | None = await connection.fetchval(_rendered(statement), *values)
-    return found
-
-
 async def _read(connection: Connection, reading: Reading[T]) -> T:
     try:
         statement, values = next(reading)
         while True:
-            statement, values = reading.send(await _fetch(connection, statement, values))
+            lists = cast("tuple[str | int | list[str], ...]", values)
+            arguments = [[escaped(name) for name in value] if isinstance(value, list) else value for value in lists]
+            statement, values = reading.send(await connection.fetch(_rendered(statement), *arguments))
     except StopIteration as done:
         return cast("T", done.value)
 
@@ -294,19 +264,18 @@ async def _write_rows(connection: Connection, rows: Rows, head: Sequence[Any] = 
     """
     writes = tuple(write for write, of_one in rows.items() if of_one)
     arrays = [array for write in writes for array in _arrays(write, rows[write])]
-    if not head:
-        return not writes or await _fetch_one(connection, tables.for_all_rows(writes), *arrays) == 1
-    columns, *values = head
-    return await _fetch_one(connection, tables.for_all_rows(writes, columns), *values, *arrays) == 1
+    if not writes and not head:
+        return True
+    of_head, *values = head or (None,)
+    written: int = await connection.fetchval(_rendered(tables.for_all_rows(writes, of_head)), *values, *arrays)
+    return written == 1
 
 
-async def _write_batch(connection: Connection, batch: Batch, runs: Runs, counts: Counter[str]) -> None:
+async def _write_batch(connection: Connection, batch: Batch, runs: dict[str, CachedRun], counts: Counter[str]) -> None:
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of asyncpg."""
     run = runs.pop(batch.run_id, None)
     counts["all"] += 1
-    if run is not None and not _is_next(batch, run):
-        run = None
-    if run is None or not await _write_next(connection, batch, run, counts):
+    if run is None or (run := await _write_next(connection, batch, run, counts)) is None:
         try:
             run = await _write_exactly(connection, batch)
         except Exception as error:
@@ -317,52 +286,49 @@ async def _write_batch(connection: Connection, batch: Batch, runs: Runs, counts:
         runs[batch.run_id] = run
 
 
-def _is_next(batch: Batch, run: CachedRun) -> bool:
-    """Return whether the batch continues the run from here, by the same owner, without a claim."""
-    return (
-        batch.epoch == run.head.epoch
-        and (batch.owner_id is None or batch.owner_id == run.head.claims[-1].owner_id)
-        and batch.first_seq == run.head.last_seq + 1
-        and len(batch.events) > 0
-        and not any(isinstance(one, (RunCreated, RunClaimed)) for one in batch.events)
-    )
-
-
-async def _write_next(connection: Connection, batch: Batch, run: CachedRun, counts: Counter[str]) -> bool:
-    """Write the batch that continues the cached run. Return False, with nothing written, if that run is outdated."""
+async def _write_next(connection: Connection, batch: Batch, run: CachedRun, counts: Counter[str]) -> CachedRun | None:
+    """Write the batch onto the cached run, and return the run after it. Return None, with nothing written, if that run
+    is outdated or refuses the batch.
+    """
     looks_up = bool(run.missing(batch.events)) or run.needs_size(batch.events)
-    if looks_up:
-        await _read(connection, read_records.states(batch.run_id, run, batch.events))
     try:
-        applied = apply_events(batch.run_id, run, batch.first_seq, batch.events)
-    except Conflict:
-        return False
+        applied = await _read(connection, read_records.apply_batch(batch, run))
+    except (Conflict, Fenced):
+        return None
+    if applied is None or applied.before is None:
+        return None
     reached("txn.begun")
     if len(applied.segments) <= 1:
         _about_to_commit()
-        is_written = await _write_all_rows(connection, batch.run_id, applied)
+        is_written = await _write_all_rows(connection, batch, applied)
         counts["single"] += is_written and not looks_up
     else:
         async with connection.transaction():
-            is_written = await _write_all_rows(connection, batch.run_id, applied)
+            is_written = await _write_all_rows(connection, batch, applied)
             _about_to_commit()
-    if is_written:
-        reached("txn.after_commit")
-    return is_written
+    if not is_written:
+        return None
+    reached("txn.after_commit")
+    return applied.run
 
 
-async def _write_all_rows(connection: Connection, run_id: str, applied: Applied, lease_s: float | None = None) -> bool:
+async def _write_all_rows(connection: Connection, batch: Batch, applied: Applied) -> bool:
     """Write what the batch makes of the run, and the length of the lease if the batch claims the run. Return False,
     with nothing written, if the stored head is another than before the batch.
     """
     segments, before = applied.segments, applied.before
     if before is None:
         await _write_rows(connection, segments.pop(0))  # adds the head
-        guard: tuple[Any, ...] = run_id, 0, 0, None
-    else:
-        guard = run_id, before.epoch, before.last_seq, before.owner and before.owner.owner_id
+    guard = (0, 0, None) if before is None else before.last_written
+    # Both times come from the owner's clock, so its error cancels out.
+    leases = [
+        claim.lease_expires_at - datetime.fromisoformat(claim.at).timestamp()
+        for claim in batch.events
+        if isinstance(claim, RunClaimed)
+    ]
     write, values = applied.head
-    is_written = await _write_rows(connection, segments[0] if segments else {}, (write, *values, lease_s, *guard))
+    head = write, *values, leases[-1] if leases else None, batch.run_id, *guard
+    is_written = await _write_rows(connection, segments[0] if segments else {}, head)
     for segment in segments[1:] if is_written else ():
         await _write_rows(connection, segment)
     return is_written
@@ -383,8 +349,7 @@ async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | No
         applied = await _read(connection, read_records.apply_batch(batch, None, _LOCK))
         if applied is None:
             return None
-        claims = [_lease(event) for event in batch.events if isinstance(event, RunClaimed)]
-        if not await _write_all_rows(connection, batch.run_id, applied, claims[-1] if claims else None):
+        if not await _write_all_rows(connection, batch, applied):
             raise AssertionError(f"the locked head of run {batch.run_id!r} changed")
         if applied.before is not None and applied.run.head.owner is not None:
             # An owner goes on from here. Its next batches find their tasks without looking them up.
@@ -394,52 +359,25 @@ async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | No
     return applied.run
 
 
-def _lease(claim: RunClaimed) -> float:
-    """Return the length of the lease in seconds. Both times come from the owner's clock, so its error cancels out."""
-    return claim.lease_expires_at - datetime.fromisoformat(claim.at).timestamp()
-
-
-async def _send_note(connection: Connection, run_id: str, note: Note) -> None:
-    """Add the note to the run's inbox, and notify the owner. Raises Conflict, or an error of asyncpg."""
+async def _transact(connection: Connection, writing: Reading[T]) -> T:
     async with connection.transaction():
         reached("txn.begun")
-        if await _fetch_one(connection, tables.GET_LAST + _LOCK, run_id) is None:
-            raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
-        number = await _fetch_one(connection, tables.NEXT_NOTE, run_id)
-        expected = read_records.note_checksum(note.kind, note.task_id, note.body)
-        row = run_id, number, note.at, note.kind, note.task_id, note.body, expected
-        await _write_rows(connection, {tables.ADD_NOTE: [row]})
-        # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.
-        await connection.execute("SELECT pg_notify($1, $2)", _CHANNEL, _payload(run_id))
+        result = await _read(connection, writing)
         _about_to_commit()
     reached("txn.after_commit")
+    return result
 
 
-async def _purge(connection: Connection, run_ids: Sequence[str]) -> Purged:
-    """See `PostgresStore.purge`."""
-    async with connection.transaction():
-        # No batch adds a reference to a text meanwhile: a batch adds the text too.
-        await connection.execute("LOCK TABLE texts IN SHARE ROW EXCLUSIVE MODE")
-        stored: list[str] = []
-        refused: list[str] = []
-        for run_id in dict.fromkeys(run_ids):
-            for row in await _fetch(connection, f"{delete_runs.GET_OWNERSHIP} FOR UPDATE", (run_id,)):
-                stored.append(run_id)
-                refused += filter(None, [delete_runs.reason_to_keep(*row)])
-        if refused:
-            raise Conflict(f"nothing was deleted: {'; '.join(refused)}")
-        for run_id in stored:
-            for statement in delete_runs.DELETE_RUN:
-                await _fetch(connection, statement, (run_id,))
-        await _fetch(connection, delete_runs.DELETE_UNUSED_TEXTS, ())
-    remains = "the runs are deleted; the log, the backups and pages before the next VACUUM of the server keep copies"
-    return delete_runs.Purged(tuple(stored), 0, remains if stored else None)
+def _send_note(run_id: str, note: Note) -> Reading[None]:
+    yield from read_records.add_note(run_id, note, _LOCK)
+    # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.
+    yield "SELECT pg_notify(?, ?)", (_CHANNEL, _payload(run_id))
 
 
-async def _run_sizes(connection: Connection) -> dict[str, int]:
-    """See `PostgresStore.run_sizes`."""
-    found = await connection.fetch(delete_runs.sizes_by_run("octet_length({})".format))
-    return {run_id: int(size) for run_id, size in found}
+def _delete(run_ids: Collection[str]) -> Reading[tuple[str, ...]]:
+    # No batch adds a reference to a text meanwhile: a batch adds the text too.
+    yield "LOCK TABLE texts IN SHARE ROW EXCLUSIVE MODE", ()
+    return (yield from delete_runs.delete(run_ids, " FOR UPDATE"))
 
 
 # Notifications of notes. A lost notification only delays the note: the owner reads its inbox after LONGEST_WAIT_S
@@ -450,7 +388,6 @@ KEPT_RUNS: Final = 10_000
 """Number of runs, the last waited for, whose notifications are kept until the next `wait`."""
 LONGEST_WAIT_S: Final = 5.0
 """Seconds after which `wait` returns without a notification: connections can be lost unseen."""
-_RETRY_S: Final = 1.0
 
 
 def _payload(run_id: str) -> str:
@@ -462,11 +399,9 @@ class Listener:
     """One connection that listens for the notes of all runs of a store. The first `wait` opens the connection."""
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._connection: Connection | None = None
-        self._lock = asyncio.Lock()
-        self._next_try = -math.inf
-        """The time before which no connection is opened: a server may refuse each, or drop it at once."""
+        # A pause, because a server may refuse each connection, or drop it at once.
+        self._connection = ReconnectingConnection(dsn, pause_s=1.0)
+        self._listening: Connection | None = None
         self._arrived: OrderedDict[str, asyncio.Event] = OrderedDict()
         """An event for each run, by payload, the last waited for at the end. Set if a note may have arrived."""
 
@@ -476,8 +411,8 @@ class Listener:
         """
         arrived = self._event_of(_payload(run_id))
         try:
-            await self._listen()
-        except Exception:
+            await self._connection.run(self._listen)
+        except StoreError:
             return  # the next try waits
         with anyio.move_on_after(LONGEST_WAIT_S):
             await arrived.wait()
@@ -493,19 +428,10 @@ class Listener:
         self._arrived.move_to_end(run)
         return arrived
 
-    async def _listen(self) -> None:
-        async with self._lock:
-            if self._connection is not None and not self._connection.is_closed():
-                return
-            await anyio.sleep(max(0.0, self._next_try - anyio.current_time()))
-            self._next_try = anyio.current_time() + _RETRY_S
-            connection = await connect(self._dsn)
-            try:
-                await connection.add_listener(_CHANNEL, self._notified)
-            except BaseException:
-                connection.terminate()
-                raise
-            self._connection = connection
+    async def _listen(self, connection: Connection) -> None:
+        if connection is not self._listening:
+            await connection.add_listener(_CHANNEL, self._notified)
+            self._listening = connection
             self._wake_all()
 
     def _notified(self, _connection: Any, _pid: int, _channel: str, run: object) -> None:
@@ -518,7 +444,5 @@ class Listener:
 
     def close(self) -> None:
         """Drop the connection."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.terminate()
+        self._connection.drop()
         self._wake_all()

@@ -1,22 +1,20 @@
 """How a store reads its tables, the same for both databases.
 
-Each read is a generator: it yields a statement with its parameters, is sent the rows, and returns the result. So SQLite
-reads on its thread and PostgreSQL by awaiting, and each fills in its own words (`tables`) for the braces. The rows
-become records here, checked by their checksums.
+Each read is a generator (`tables.Reading`). So SQLite reads on its thread and PostgreSQL by awaiting, and each fills in
+its own words (`tables`) for the braces. The rows become records here, checked by their checksums.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
-from plait.errors import StoreError
+from plait.errors import Conflict, StoreError
 from plait.events import EVENTS, Owner, RunCreated
-from plait.persistence import tables, write_rules
+from plait.persistence import delete_runs, tables, write_rules
 from plait.persistence.apply_events import Applied, CachedRun, TaskState, apply_events
 from plait.persistence.checksums import checksum, damaged, digest
 from plait.persistence.store_records import (
@@ -32,16 +30,15 @@ from plait.statuses import TASK_STATUSES
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from plait.events import Event
-    from plait.persistence.store_records import Batch
+    from plait.persistence.store_records import Batch, Note
+    from plait.persistence.tables import Reading, Row
 
-P = ParamSpec("P")
 T = TypeVar("T")
-Row = tuple[Any, ...]
-Reading: TypeAlias = Generator[tuple[str, tuple[Any, ...]], Iterable[Row], T]
-_WRONG_TYPES: Final = (TypeError, ValueError, KeyError, AttributeError)
+Ts = TypeVarTuple("Ts")
+WRONG_TYPES: Final = (TypeError, ValueError, KeyError, AttributeError)
 """What a value of the wrong type raises; no database lets one in, but a damaged file may hold one."""
 _MOST: Final = (1 << 63) - 1
 
@@ -49,7 +46,7 @@ _MOST: Final = (1 << 63) - 1
 class SQLStore:
     """The reads of `Store`. A subclass runs each as a whole, on one state of the database (`_read`)."""
 
-    async def _read(self, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _read(self, read: Callable[[*Ts], Reading[T]], *args: *Ts) -> T:
         raise NotImplementedError
 
     async def get_run(self, run_id: str) -> RunRecord | None:
@@ -83,24 +80,38 @@ class SQLStore:
         """Return the backends' session ids of all tasks in all runs."""
         return await self._read(session_ids)
 
+    async def run_sizes(self) -> dict[str, int]:
+        """Return the bytes of text by run id: prompts, results, messages, settings. Reads the whole store.
+
+        A large text is stored once, but counts in every run that holds the text.
+        """
+        return await self._read(delete_runs.run_sizes)
+
+    async def check_rows(self) -> tuple[list[str], int, int]:
+        """Read every run with its notes, events, tasks and messages. Return the names of the damaged parts, and the
+        numbers of the results and of the messages.
+        """
+        return await self._read(check_rows)
+
 
 @contextmanager
-def explained_damage() -> Generator[None]:
-    """Raise StoreError for a value of the wrong type that is read in the block."""
+def without_collections() -> Generator[None]:
+    """Let the garbage collector rest in the block, which makes many objects and no cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
-    except _WRONG_TYPES as error:
-        raise StoreError(
-            f"a stored row is damaged: a value has the wrong type ({error}); restore a copy of the store"
-        ) from error
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _usage(values: Sequence[Any]) -> Usage:
     """Return the usage in columns in the order of the fields; all None without an attempt."""
     if not values[0] and not values[1] and values[2] is values[3] is None and not any(values[4:]):
         return NO_USAGE
-    tokens_in, tokens_out, cost, model, *parts, is_partial, kept_1h = values
-    return Usage(tokens_in, tokens_out, cost, model, parts[0], parts[1], parts[2], is_partial == 1, kept_1h)
+    tokens_in, tokens_out, cost, model, cached, written, reasoning, is_partial, kept_1h = values
+    return Usage(tokens_in, tokens_out, cost, model, cached, written, reasoning, is_partial == 1, kept_1h)
 
 
 def _whole(text: str | None, key: bytes | None, large: str | None) -> str | None:
@@ -142,16 +153,16 @@ def _run(row: Row, counts: dict[str, int], settings: str = "") -> RunRecord:
     try:
         claimed = tuple(Claim(seq, owner_id) for seq, owner_id in json.loads(claims))
         datetime.fromisoformat(created_at)  # lists of runs show it
-    except _WRONG_TYPES as wrong:
+    except WRONG_TYPES as wrong:
         raise damaged(run_id, "its row") from wrong
     if status not in tables.RUN_STATUSES:
         raise damaged(run_id, "its status")
     if not counts.keys() <= TASK_STATUSES.keys():
         raise damaged(run_id, "the status of a task")
+    owned, usage = None if owner[0] is None else Owner(*owner), _usage([tokens_in, tokens_out, cost, None, *parts])
     return RunRecord(
-        run_id, name, status, created_at, started_at, ended_at, error, settings, claimed, last_seq,
-        None if owner[0] is None else Owner(*owner), lease, counts, _usage([tokens_in, tokens_out, cost, None, *parts]),
-        policy_state, policy_seq, has_expired == 1,
+        run_id, name, status, created_at, started_at, ended_at, error, settings, claimed, last_seq, owned, lease,
+        counts, usage, policy_state, policy_seq, has_expired == 1,
     )  # fmt: skip
 
 
@@ -163,8 +174,7 @@ def list_runs(statement: str, limit: int) -> Reading[tuple[RunRecord, ...]]:
         try:
             runs.append(_run((run_id, *rest), counts.get(run_id, {})))
         except StoreError as error:
-            told = None, None, str(error)
-            runs.append(RunRecord(run_id, "", "failed", "", *told, "", (), 0, None, None, {}, damaged=True))
+            runs.append(RunRecord(run_id, "", "failed", "", error=str(error), damaged=True))
     return tuple(runs)
 
 
@@ -173,14 +183,8 @@ def list_tasks(run_id: str, task_id: str | None) -> Reading[tuple[TaskRecord, ..
         rows = yield tables.LIST_TASKS, (run_id,)
     else:
         rows = yield tables.LIST_TASK, (run_id, task_id)
-    # All of the objects are kept, and collections took a quarter of the time of a resume of 10,000 tasks.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collections():  # which took a quarter of the time of a resume of 10,000 tasks
         tasks = [_task(run_id, row) for row in rows]
-    finally:
-        if was_enabled:
-            gc.enable()
     tasks.sort(key=lambda task: task.position)
     return tuple(tasks)
 
@@ -222,16 +226,17 @@ _record: Callable[..., TaskRecord] = TaskRecord
 
 def list_attempts(run_id: str, task_id: str | None) -> Reading[tuple[AttemptRecord, ...]]:
     if task_id is None:
-        rows = yield tables.LIST_ATTEMPTS, (run_id,)
+        rows = yield tables.LIST_ATTEMPTS, (run_id, run_id)
     else:
-        rows = yield tables.LIST_TASK_ATTEMPTS, (run_id, task_id)
+        rows = yield tables.LIST_TASK_ATTEMPTS, (run_id, task_id, run_id, task_id)
     return tuple(map(_attempt, sorted(rows, key=lambda row: row[0])))
 
 
 def _attempt(row: Row) -> AttemptRecord:
     _, task_id, attempt, status, backend, session_id, started_at, ended_at, kind, error, took, traceback, *usage = row
-    ended = ended_at, kind, error, _usage(usage), took, traceback
-    return AttemptRecord(task_id, attempt, status, backend, session_id, started_at, *ended)
+    return AttemptRecord(
+        task_id, attempt, status, backend, session_id, started_at, ended_at, kind, error, _usage(usage), took, traceback
+    )
 
 
 def list_messages(run_id: str, task_id: str) -> Reading[tuple[MessageRecord, ...]]:
@@ -262,25 +267,26 @@ def _said(task_id: str, expected: int, text: str | None, more: str | None = None
 
 
 def list_events(run_id: str, after: int, limit: int, kind: str | None) -> Reading[tuple[EventRecord, ...]]:
-    limit = min(max(0, limit), _MOST)
-    if kind is None:
-        rows = yield tables.LIST_EVENTS, (run_id, after, limit)
-    else:
-        rows = yield tables.LIST_EVENTS_OF_KIND, (run_id, after, kind, limit)
+    rows = yield tables.LIST_EVENTS, (run_id, after, kind, min(max(0, limit), _MOST))
     return tuple(EventRecord(seq, at, EVENTS[kind].kind, *rest) for seq, at, kind, *rest in rows)
-
-
-def note_checksum(kind: str, task_id: str | None, body: str) -> int:
-    return checksum(kind, task_id, body)
 
 
 def list_notes(run_id: str, after: int) -> Reading[tuple[NoteRecord, ...]]:
     notes: list[NoteRecord] = []
     for number, at, kind, task_id, body, expected in (yield tables.LIST_NOTES, (run_id, after)):
-        if expected != note_checksum(kind, task_id, body):
+        if expected != checksum(kind, task_id, body):
             raise damaged(run_id, f"note {number}")
         notes.append(NoteRecord(number, kind, at, task_id, body))
     return tuple(notes)
+
+
+def add_note(run_id: str, note: Note, lock: str = "") -> Reading[None]:
+    """Add the note to the run's inbox. Raises Conflict. `lock` stands behind the statement that finds the run."""
+    if not list((yield tables.GET_LAST + lock, (run_id,))):
+        raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
+    [(number,)] = yield tables.NEXT_NOTE, (run_id,)
+    fields = note.kind, note.task_id, note.body
+    yield tables.for_each_row(tables.ADD_NOTE), (run_id, number, note.at, *fields, checksum(*fields))
 
 
 def session_ids() -> Reading[set[str]]:
@@ -288,7 +294,33 @@ def session_ids() -> Reading[set[str]]:
     return sessions | {json.loads(detail)["session_id"] for (detail,) in (yield tables.LIST_OPENED_SESSIONS, ())}
 
 
-OF_ONE_STATEMENT: Final = frozenset({list_tasks, list_attempts, list_events, list_notes})
+def check_rows() -> Reading[tuple[list[str], int, int]]:
+    """See `SQLStore.check_rows`."""
+    results = messages = 0
+    damaged_parts: list[str] = []
+    for (run_id,) in list((yield tables.LIST_RUN_IDS, ())):
+        try:
+            yield from get_run(run_id)
+            yield from list_notes(run_id, 0)
+            last = 0
+            while events := (yield from list_events(run_id, last, 1000, None)):
+                last = events[-1].seq
+            # Task by task: a run of a million tasks takes the memory of one.
+            for (task_id,) in list((yield tables.LIST_TASK_IDS, (run_id,))):
+                [task] = yield from list_tasks(run_id, task_id)
+                talk = yield from list_messages(run_id, task_id)
+                results += task.status == "completed"
+                messages += len(talk)
+                if task.damaged or any(message.damaged for message in talk):
+                    damaged_parts.append(f"{run_id}/{task_id}")
+        except StoreError as error:
+            damaged_parts.append(str(error).split(";", maxsplit=1)[0])
+        except WRONG_TYPES as error:
+            damaged_parts.append(f"run {run_id!r}: a value has the wrong type ({error})")
+    return damaged_parts, results, messages
+
+
+OF_ONE_STATEMENT: Final = frozenset({list_tasks, list_attempts, list_events, list_notes, delete_runs.run_sizes})
 """The reads that need no transaction to see one state of the database."""
 
 
@@ -322,10 +354,12 @@ def states(run_id: str, run: CachedRun, events: Sequence[Event]) -> Reading[None
 def open_states(run_id: str, run: CachedRun) -> Reading[None]:
     """Read into `run` all tasks that have not ended."""
     run.tasks.update(map(_state, (yield tables.GET_OPEN_STATES, (run_id,))))
+    run.new.clear()
 
 
 def _state(row: Row) -> tuple[str, TaskState]:
-    task_id, position, status, attempt, crashes, took, *usage = row
+    task_id, position, status, attempt, crashes = row[:5]
+    started, took, usage = row[5:9], row[9], row[10:]
     if status != "waiting_input":
-        return task_id, TaskState(position, status, attempt, crashes)
-    return task_id, TaskState(position, status, attempt, crashes, _usage(usage), took)
+        return task_id, TaskState(position, status, attempt, crashes, started)
+    return task_id, TaskState(position, status, attempt, crashes, started, _usage(usage), took)

@@ -14,7 +14,6 @@ import sqlite3
 import stat
 import time
 from contextlib import closing, contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -42,14 +41,8 @@ _WORDS: Final = {
 }
 _ABANDONED_S: Final = 3600.0
 """Seconds after which an unfinished file is abandoned; making a file takes milliseconds."""
-_HINTS: Final = {
-    sqlite3.SQLITE_BUSY: "another process has locked it; try again",
-    sqlite3.SQLITE_FULL: "check the disk",
-    sqlite3.SQLITE_IOERR: "check the disk",
-}
 _SMALL: Final = 64 << 20
 """The bytes of a file that is also checked before it is only read, which takes 0.1 s at most."""
-_PAGE_SIZE: Final = "PRAGMA page_size = 8192"
 _DURABLE: Final = "PRAGMA synchronous = FULL"
 _SETTINGS: Final = (
     "PRAGMA trusted_schema = OFF",
@@ -59,12 +52,13 @@ _SETTINGS: Final = (
     "PRAGMA wal_autocheckpoint = 1000",
     "PRAGMA journal_size_limit = 67108864",
 )
+DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _Access = Literal["ro", "rw", "ro&immutable=1"]
 
 
 @contextmanager
 def transaction(
-    connection: sqlite3.Connection, begin: Literal["BEGIN", "BEGIN IMMEDIATE"] = "BEGIN"
+    connection: sqlite3.Connection, begin: Literal["BEGIN", "BEGIN IMMEDIATE"] = "BEGIN IMMEDIATE"
 ) -> Generator[None]:
     """Commit at the end, and roll back at any error.
 
@@ -79,6 +73,11 @@ def transaction(
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
         raise
+
+
+def error_code(error: BaseException) -> int:
+    """Return the primary code of an error of SQLite; SQLITE_OK for other errors."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK)) & 0xFF
 
 
 def decode_lossy(raw: bytes) -> str:
@@ -102,7 +101,7 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnusable(f"SQLite {sqlite3.sqlite_version} is too old for {path}: 3.37 or later is needed")
     try:
-        if mode == "create" and not _exists(path):
+        if mode == "create" and not path.exists():
             _create(path)
         _check_file(path)
         if mode != "read" and not os.access(path, os.W_OK):
@@ -112,21 +111,14 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
             _inspect(path, "ro", thoroughly=look_for_damage)
             return _open_for_writing(path)
         access = _access_for_reading(path)
-        _inspect(path, access, thoroughly=look_for_damage and _size(path) <= _SMALL)
+        _inspect(path, access, thoroughly=look_for_damage and path.stat().st_size + wal_size(path) <= _SMALL)
         return _connect(path, access)
     except sqlite3.Error as error:
-        hint = _HINTS.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "check its permissions and its file system")
+        is_locked = error_code(error) == sqlite3.SQLITE_BUSY
+        hint = "another process has locked it; try again" if is_locked else "check its permissions and the disk"
         raise StoreUnusable(f"{path} cannot be opened: {error}; {hint}") from error
     except OSError as error:
         raise StoreUnusable(f"{path} cannot be used: {error.strerror}; choose another place for the store") from error
-
-
-def _exists(path: Path) -> bool:
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _check_file(path: Path) -> None:
@@ -146,21 +138,12 @@ def wal_path(path: Path) -> Path:
     return real.with_name(f"{real.name}-wal")
 
 
-def _size(path: Path) -> int:
-    """Return the bytes of the database and of the log."""
-    sizes = 0
-    for file in (path, wal_path(path)):
-        with suppress(FileNotFoundError):
-            sizes += file.stat().st_size
-    return sizes
-
-
-def _is_checkpointed(path: Path) -> bool:
-    """Return whether the log is empty or missing: no process has the database open for writing then."""
+def wal_size(path: Path) -> int:
+    """Return the bytes of the log; 0 if it is empty or missing: no process has the database open for writing then."""
     try:
-        return wal_path(path).stat().st_size == 0
+        return wal_path(path).stat().st_size
     except FileNotFoundError:
-        return True
+        return 0
 
 
 def _access_for_reading(path: Path) -> _Access:
@@ -173,8 +156,8 @@ def _access_for_reading(path: Path) -> _Access:
         with closing(_connect(path, "ro")) as connection:
             connection.execute("PRAGMA user_version").fetchone()
     except sqlite3.Error as error:  # any other error occurs again in the caller, and is reported there
-        locks_fail = error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
-        if locks_fail and not os.access(path.parent, os.W_OK) and _is_checkpointed(path):
+        locks_fail = error_code(error) in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY}
+        if locks_fail and not os.access(path.parent, os.W_OK) and not wal_size(path):
             return "ro&immutable=1"
     return "ro"
 
@@ -204,15 +187,12 @@ def _inspect(path: Path, access: _Access, *, thoroughly: bool) -> None:
                 raise StoreUnusable(f"{path} belongs to another program; choose another path")
             if version != FORMAT:
                 raise _of_another_format(path, version)
-            if thoroughly:
-                check_tables(path, connection)
-                damage = page_damage(connection)
-                if damage:
-                    raise _damaged(path, damage)
+            if thoroughly and (damage := find_damage(connection)):
+                raise _damaged(path, damage)
     except UnicodeDecodeError as error:  # a message of SQLite quotes the damaged page
         raise _damaged(path, "bytes that are no text where text has to be") from error
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+        if error_code(error) in DAMAGE:
             raise _damaged(path, str(error)) from error
         raise
 
@@ -227,30 +207,21 @@ def _of_another_format(path: Path, version: int) -> StoreUnusable:
     )
 
 
-def check_tables(path: Path, connection: sqlite3.Connection) -> None:
-    """Raise StoreUnusable if the definition of a table or an index is not that of a new file."""
-    changed = sorted(name for name, _ in _expected_tables() - _tables(connection))
+def find_damage(connection: sqlite3.Connection) -> str:
+    """Return what is wrong with the tables or the pages of the file; empty if they are whole."""
+    with closing(open_memory()) as fresh:
+        changed = sorted(name for name, _ in _tables(fresh) - _tables(connection))
     if changed:
-        raise _damaged(path, f"the definition of {', '.join(changed)} has changed")
+        return f"the definition of {', '.join(changed)} has changed"
+    # Not quick_check, which takes as long, and is blind to an index with missing rows.
+    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    return "" if verdict == "ok" else str(verdict).strip().replace("\n", "; ")
 
 
 def _tables(connection: sqlite3.Connection) -> frozenset[tuple[str, str | None]]:
     """Return the names and definitions, without the comments, which later versions of plait may improve."""
     found = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
     return frozenset((name, sql and " ".join(re.sub(r"--[^\n]*", "", sql).split())) for name, sql in found)
-
-
-@cache
-def _expected_tables() -> frozenset[tuple[str, str | None]]:
-    with closing(open_memory()) as connection:
-        return _tables(connection)
-
-
-def page_damage(connection: sqlite3.Connection) -> str:
-    """Return what is wrong with the pages of the file; empty if they are whole."""
-    # Not quick_check, which takes as long, and is blind to an index with missing rows.
-    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    return "" if verdict == "ok" else str(verdict).strip().replace("\n", "; ")
 
 
 def _damaged(path: Path, reason: str) -> StoreUnusable:
@@ -265,7 +236,7 @@ def repair_advice(path: Path) -> str:
     SQLite finds a log by name alone: a copy that is restored beside the log of the file before gets the latest pages of
     the file before.
     """
-    if _is_checkpointed(path) or not _is_whole_alone(path):
+    if not wal_size(path) or not _is_whole_alone(path):
         return "restore a copy"
     log = wal_path(path)
     return (
@@ -279,7 +250,7 @@ def _is_whole_alone(path: Path) -> bool:
         # Immutable: SQLite then ignores the log and takes no locks.
         with closing(_connect(path, "ro&immutable=1")) as connection:
             connection.text_factory = decode_lossy
-            return not page_damage(connection)
+            return not find_damage(connection)
     except (sqlite3.Error, UnicodeDecodeError):
         return False
 
@@ -341,9 +312,11 @@ def _create(path: Path) -> None:
         # SQLite gives the WAL and the index of the WAL the mode of the database, whatever the umask.
         fresh.chmod(0o600)
         with closing(_connect(fresh, "rw")) as connection:
-            connection.execute(_PAGE_SIZE)
+            connection.execute("PRAGMA page_size = 8192")
             connection.execute(_DURABLE)
-            _create_tables(connection)
+            with transaction(connection):
+                _create_tables(connection)
+                reached("schema.before_commit")
             _use_wal(fresh, connection)
         reached("file.before_link")
         with suppress(FileExistsError):  # another process was faster, and made an equal file
@@ -355,13 +328,11 @@ def _create(path: Path) -> None:
 
 
 def _create_tables(connection: sqlite3.Connection) -> None:
-    """Create the tables in an empty database, all in one transaction. `executescript` would commit it first."""
-    with transaction(connection, "BEGIN IMMEDIATE"):
-        for statement in schema(_WORDS).split(";\n"):
-            connection.execute(statement)
-        for mark in _MARKS:
-            connection.execute(mark)
-        reached("schema.before_commit")
+    """Create the tables in an empty database. `executescript` would commit a transaction first."""
+    for statement in schema(_WORDS).split(";\n"):
+        connection.execute(statement)
+    for mark in _MARKS:
+        connection.execute(mark)
 
 
 def unfinished_files(path: Path) -> list[Path]:

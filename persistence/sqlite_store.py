@@ -12,11 +12,11 @@ import asyncio
 import json
 import os
 import sqlite3
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Self, TypeVar, TypeVarTuple, cast
 
 import aiosqlite
 import anyio
@@ -27,26 +27,25 @@ from plait.persistence import delete_runs, read_records, tables
 from plait.persistence.read_records import SQLStore
 from plait.persistence.sqlite_file import (
     BUSY_TIMEOUT_S,
+    DAMAGE,
     Mode,
     decode_lossy,
+    error_code,
     open_database,
     open_memory,
     transaction,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Generator
 
     from plait.persistence.apply_events import CachedRun
     from plait.persistence.delete_runs import Purged
-    from plait.persistence.read_records import Reading
     from plait.persistence.store_records import Batch, Note
-    from plait.persistence.tables import Write
+    from plait.persistence.tables import Reading, Row, Write
 
-P = ParamSpec("P")
 T = TypeVar("T")
-Row = tuple[Any, ...]
-CachedRuns = dict[str, "CachedRun"]
+Ts = TypeVarTuple("Ts")
 
 _HINTS: Final = {
     sqlite3.SQLITE_FULL: "free some space",
@@ -55,47 +54,31 @@ _HINTS: Final = {
     sqlite3.SQLITE_READONLY: "check the permissions of the file and of its directory",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a copy",
 }
-_LEAVE_DOUBT: Final = frozenset(
-    {
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_INTERNAL,
-        sqlite3.SQLITE_MISUSE,
-    }
-)
-"""Errors that leave the state of the connection in doubt."""
-_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_IN_THE_WAY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL})
+"""The codes of what keeps a file from being written anew for the moment."""
+_FILE_SIZE: Final = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
 
 
 class _OneConnection(SQLStore):
     """The calls of `Store`, each one function on the connection, which a subclass runs whole (`_call`)."""
 
     def __init__(self) -> None:
-        self._runs: CachedRuns = {}
+        self._runs: dict[str, CachedRun] = {}
 
-    async def _call(
-        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _call(self, function: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         raise NotImplementedError
 
-    async def _write(
-        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        return await self._call(function, *args, **kwargs)
+    async def _write(self, function: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
+        return await self._call(function, *args)
 
-    async def _read(self, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._call(lambda connection: read_on(connection, read, *args, **kwargs))
+    async def _read(self, read: Callable[[*Ts], Reading[T]], *args: *Ts) -> T:
+        return await self._call(lambda connection: read_on(connection, read, *args))
 
     async def write(self, batch: Batch) -> None:
         await self._write(write_batch, batch, self._runs)
 
     async def send(self, run_id: str, note: Note) -> None:
-        await self._write(send_note, run_id, note)
+        await self._write(_send_note, run_id, note)
 
 
 class MemoryStore(_OneConnection):
@@ -111,20 +94,12 @@ class MemoryStore(_OneConnection):
     async def __aexit__(self, *_: object) -> None:
         return None
 
-    def __deepcopy__(self, _memo: object) -> MemoryStore:
-        """Return a store with the same runs, which go on separately."""
-        twin = MemoryStore()
-        self._connection.backup(twin._connection)
-        return twin
-
     def __del__(self) -> None:
         self._connection.close()
 
-    async def _call(
-        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _call(self, function: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         try:
-            return function(self._connection, *args, **kwargs)
+            return function(self._connection, *args)
         except sqlite3.Error as error:
             raise StoreError(f"the store in memory failed: {error}") from error
 
@@ -142,10 +117,8 @@ class SQLiteStore(_OneConnection):
     Several processes may share a file, each with its own store.
 
     A `write` that raised because of the disk (full, failing, read-only, damaged) is *unknown*: the file holds the whole
-    batch or nothing, and the next opening may decide, because SQLite cannot know whether a commit that failed during a
-    flush has reached the disk. No change is ever added to an unknown transaction: the next call gets a new connection
-    to the same file, and writing the same batch again resolves the doubt. If opening a connection fails, calls raise
-    StoreError, and each call tries again. Acknowledged batches stay.
+    batch or nothing. Writing the same batch again, over a new connection to the same file, resolves the doubt.
+    Acknowledged batches stay.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "create") -> None:
@@ -175,13 +148,12 @@ class SQLiteStore(_OneConnection):
                 "a SQLiteStore needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)"
             ) from None
         self._file = None
-        connection = await _on_a_thread(_WholeFunctions(self._open))
+        self._connection = await _on_a_thread(_WholeFunctions(self._open))
         try:
-            await connection.execute_fetchall(cast("str", _do_nothing), cast("tuple[Any]", ((), {})))  # opens the file
+            await self._call(lambda _: None)  # opens the file
         except BaseException:
-            await _close(connection)
+            await self.close()
             raise
-        self._connection = connection
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -191,14 +163,8 @@ class SQLiteStore(_OneConnection):
         """Finish all calls and close the file. A second call does nothing."""
         connection, self._connection, self._runs = self._connection, None, {}
         if connection is not None:
-            await _close(connection)
-
-    async def run_sizes(self) -> dict[str, int]:
-        """Return the bytes of text by run id: prompts, results, messages, settings. Reads the whole file.
-
-        A large text is stored once, but counts in every run that holds the text.
-        """
-        return await self._call(delete_runs.run_sizes)
+            with anyio.CancelScope(shield=True):
+                await connection.close()
 
     async def purge(self, run_ids: Collection[str]) -> Purged:
         """Delete all of the runs, so that no byte of the runs is left in the file or in the WAL.
@@ -209,35 +175,32 @@ class SQLiteStore(_OneConnection):
         After the deletion the file is written anew, which takes time and free space in proportion to the rest; other
         writers wait meanwhile. If another process prevents the writing, `Purged.remains` has the reason.
         """
-        return await self._write(delete_runs.purge, tuple(run_ids))
+        return await self._write(_purge, tuple(run_ids))
 
-    async def _write(
-        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _write(self, function: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         if self.mode == "read":
             raise StoreNotOpen(f"the store {self.path} was opened for reading only; open it with mode 'existing'")
         if self._connection is not None:
             self._check_identity()
-        return await self._call(function, *args, **kwargs)
+        return await self._call(function, *args)
 
-    async def _call(
-        self, function: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def _call(self, function: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         if self._connection is None:
             raise StoreNotOpen(f"the store {self.path} is not open; use it inside `async with`")
-        whole = cast("str", function)
+        results: list[T] = []
+
+        def whole(connection: sqlite3.Connection) -> None:
+            results.append(function(connection, *args))
+
         try:
             # If the caller is cancelled, the function still runs to its end.
-            found = await self._connection.execute_fetchall(whole, cast("tuple[Any]", (args, kwargs)))
+            await self._connection.execute_fetchall(cast("str", whole))
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise self._explained(error) from error
-        return cast("list[T]", found).pop()
-
-    def _explained(self, error: Exception) -> StoreError:
-        code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        hint = _HINTS.get(code)
-        kind = StoreBusy if code == sqlite3.SQLITE_BUSY else StoreError
-        return kind(f"the store {self.path} failed: {error}" + (f"; {hint}" if hint else ""))
+            code = error_code(error)
+            hint = f"; {_HINTS[code]}" if code in _HINTS else ""
+            kind = StoreBusy if code == sqlite3.SQLITE_BUSY else StoreError
+            raise kind(f"the store {self.path} failed: {error}{hint}") from error
+        return results.pop()  # the thread keeps `whole` until the next call, and would keep the result
 
     def _open(self, look_for_damage: bool) -> sqlite3.Connection:
         """Return the first connection, or a new connection to the same file. Runs on the thread."""
@@ -246,7 +209,8 @@ class SQLiteStore(_OneConnection):
             self._file = self._identity()
             return connection
         self._check_identity()
-        return open_database(self.path, "read" if self.mode == "read" else "existing", look_for_damage=look_for_damage)
+        mode = "existing" if self.mode == "create" else self.mode
+        return open_database(self.path, mode, look_for_damage=look_for_damage)
 
     def _check_identity(self) -> None:
         if self._identity() != self._file:
@@ -264,42 +228,40 @@ class SQLiteStore(_OneConnection):
 
 
 class _WholeFunctions:
-    """What aiosqlite takes for a connection: `execute_fetchall(function, ...)` calls the function on its thread.
+    """What aiosqlite takes for a connection: `execute_fetchall(function)` calls the function on its thread.
 
-    The connection behind is replaced before the next function if its state is in doubt.
+    The connection behind is replaced before the next function if its state is in doubt, as after every error of SQLite
+    but a lock: SQLite cannot know whether a commit that failed during a flush has reached the disk.
     """
 
     def __init__(self, connect: Callable[[bool], sqlite3.Connection]) -> None:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
-        self._in_doubt = False
+        self._is_usable = False
         self._look_for_damage = True
-        self._results: list[Any] = []
 
-    def execute(self, function: Callable[..., Any], parameters: tuple[Row, dict[str, Any]]) -> Self:
-        if self._connection is None or self._in_doubt:
+    def execute(self, function: Callable[[sqlite3.Connection], None], _parameters: object) -> Self:
+        if not self._is_usable:
             fresh = self._connect(self._look_for_damage)  # if it fails, the old connection stays, to be closed later
             self.close()
-            self._connection, self._in_doubt = fresh, False
+            self._connection, self._is_usable = fresh, True
+        assert self._connection is not None
         try:
-            args, kwargs = parameters
-            self._results.append(function(self._connection, *args, **kwargs))
+            function(self._connection)
         except BaseException as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            self._look_for_damage = code in _DAMAGE or isinstance(error, UnicodeDecodeError)
-            self._in_doubt = self._look_for_damage or code in _LEAVE_DOUBT or self._connection.in_transaction
+            code = error_code(error)
+            self._look_for_damage = code in DAMAGE or isinstance(error, UnicodeDecodeError)
+            is_sqlite_error = code not in {sqlite3.SQLITE_OK, sqlite3.SQLITE_BUSY}
+            self._is_usable = not (self._look_for_damage or is_sqlite_error or self._connection.in_transaction)
             raise
         return self
 
-    def fetchall(self) -> list[Any]:
-        """Return a list for the caller to empty: the thread keeps it until the next call, and would keep the result."""
-        found, self._results = self._results, []
-        return found
+    def fetchall(self) -> tuple[()]:
+        return ()
 
     def close(self) -> None:
         if self._connection is not None:
-            with suppress(sqlite3.Error):  # all commits are safe, and the next opening repeats a failed checkpoint
-                self._connection.close()
+            self._connection.close()  # all commits are safe, and the next opening repeats a failed checkpoint
 
 
 async def _on_a_thread(functions: _WholeFunctions) -> aiosqlite.Connection:
@@ -317,43 +279,42 @@ async def _on_a_thread(functions: _WholeFunctions) -> aiosqlite.Connection:
     return await made[0]
 
 
-async def _close(connection: aiosqlite.Connection) -> None:
-    with anyio.CancelScope(shield=True):
-        await connection.close()
-
-
-def _do_nothing(_connection: sqlite3.Connection) -> None: ...
-
-
 # Writes: from BEGIN to COMMIT, all or nothing.
 
 
 def _change(connection: sqlite3.Connection, write: Write, rows: list[Row]) -> None:
     changed = connection.executemany(tables.for_each_row(write), rows).rowcount
-    if write.kind == "update" and changed != len(rows):
+    if write.key and changed != len(rows):
         raise StoreError(f"the store is damaged: {len(rows) - changed} rows of {write.table} are missing")
 
 
-def write_batch(connection: sqlite3.Connection, batch: Batch, runs: CachedRuns) -> None:
+def write_batch(connection: sqlite3.Connection, batch: Batch, runs: dict[str, CachedRun]) -> None:
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of sqlite3."""
-    run_id, run = batch.run_id, runs.pop(batch.run_id, None)
-    try:
-        with transaction(connection, "BEGIN IMMEDIATE"):
+    run = runs.pop(batch.run_id, None)
+    with _refused_values():
+        with read_records.without_collections(), transaction(connection):
             reached("txn.begun")
             run = _apply(connection, batch, run)
             reached("txn.before_commit")
         reached("txn.after_commit")
-    except UnicodeDecodeError:  # a message of SQLite quotes a damaged page: the batch is not the cause
+    if run is not None and run.head.owner is not None:
+        runs[batch.run_id] = run
+
+
+@contextmanager
+def _refused_values() -> Generator[None]:
+    """Raise Conflict for a value that the database refuses in the block."""
+    try:
+        yield
+    except UnicodeDecodeError:  # a message of SQLite quotes a damaged page: the value is not the cause
         raise
     except (UnicodeEncodeError, OverflowError, ValueError, sqlite3.DataError, sqlite3.IntegrityError) as error:
-        raise Conflict(f"run {run_id!r}: a value of the batch cannot be stored: {error}") from error
-    if run is not None and run.head.owner is not None:
-        runs[run_id] = run
+        raise Conflict(f"a value cannot be stored: {error}") from error
 
 
 def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) -> CachedRun | None:
     """Return the run after the batch; None if nothing was left to apply."""
-    if run is not None and connection.execute(tables.GET_LAST, (batch.run_id,)).fetchone() != run.last_written:
+    if run is not None and connection.execute(tables.GET_LAST, (batch.run_id,)).fetchone() != run.head.last_written:
         run = None
     applied = _rows_of(connection, read_records.apply_batch(batch, run))
     if applied is None:
@@ -367,32 +328,56 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
     return applied.run
 
 
-def send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
-    """Add the note to the run's inbox. Raises Conflict, or an error of sqlite3."""
+def _send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
+    with _refused_values(), transaction(connection):
+        _rows_of(connection, read_records.add_note(run_id, note))
+
+
+def _purge(connection: sqlite3.Connection, run_ids: Collection[str]) -> Purged:
+    connection.execute("PRAGMA secure_delete = ON").fetchall()
+    (before,) = connection.execute(_FILE_SIZE).fetchone()
+    with transaction(connection):
+        deleted = _rows_of(connection, delete_runs.delete(run_ids))
+    remains = wipe(connection)
+    (after,) = connection.execute(_FILE_SIZE).fetchone()
+    return delete_runs.Purged(deleted, max(0, before - after), remains)
+
+
+def wipe(connection: sqlite3.Connection) -> str | None:
+    """Remove deleted bytes from the file and from the WAL. Return the reason if the removal has to wait, else None.
+
+    Secure deletion alone is not enough: rows that were overwritten or moved earlier may have left bytes in used pages.
+    VACUUM writes every page anew, and the checkpoint empties the WAL.
+    """
     try:
-        with transaction(connection, "BEGIN IMMEDIATE"):
-            if connection.execute(tables.GET_LAST, (run_id,)).fetchone() is None:
-                raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
-            (number,) = connection.execute(tables.NEXT_NOTE, (run_id,)).fetchone()
-            expected = read_records.note_checksum(note.kind, note.task_id, note.body)
-            row = run_id, number, note.at, note.kind, note.task_id, note.body, expected
-            _change(connection, tables.ADD_NOTE, [row])
-    except (UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError) as error:
-        raise Conflict(f"run {run_id!r}: the note cannot be stored: {error}") from error
+        connection.execute("VACUUM")
+        (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        if error_code(error) not in _IN_THE_WAY:
+            raise
+        return f"the runs are deleted, but the file could not be written anew ({error}); purge again later"
+    if busy:
+        return "the runs are deleted, but another process is still reading the old pages; purge again later"
+    return None
 
 
 # Reads: whole results, never a cursor, of one state of the database.
 
-_AMONG: Final = "IN (SELECT value FROM json_each(?))"
-_NAMED: Final = "(SELECT * FROM tasks WHERE task_id IN (SELECT value FROM json_each(?)) AND run_id = ?)"
-_EXPIRED: Final = "(owner_id IS NOT NULL AND (lease_expires_at IS NULL OR lease_expires_at < {now}))"
 _NOW: Final = "(julianday('now') - 2440587.5) * 86400.0"
-"""All processes that share the file have the clock of one host."""
+_WORDS: Final = {
+    "among": "IN (SELECT value FROM json_each(?))",
+    "named": "(SELECT * FROM tasks WHERE task_id IN (SELECT value FROM json_each(?)) AND run_id = ?)",
+    # All processes that share the file have the clock of one host.
+    "expired": f"(owner_id IS NOT NULL AND (lease_expires_at IS NULL OR lease_expires_at < {_NOW}))",
+    "now": _NOW,
+    "bytes_of": "length",
+    "bytes": "BLOB",
+}
 
 
 @cache
 def _in_sqlite(statement: str) -> str:
-    return statement.format(among=_AMONG, named=_NAMED, expired=_EXPIRED.format(now=_NOW), now=_NOW)
+    return statement.format_map(_WORDS)
 
 
 def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:
@@ -405,21 +390,24 @@ def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:
         return cast("T", done.value)
 
 
-def read_on(connection: sqlite3.Connection, read: Callable[P, Reading[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+def read_on(connection: sqlite3.Connection, read: Callable[[*Ts], Reading[T]], *args: *Ts) -> T:
     """Read in one transaction, by a function of read_records.py.
 
     If the file holds bytes that are no UTF-8, the reading begins again with a lossy decoder. The checksum then shows
     the damaged record, and the other records can still be read.
     """
     try:
-        with transaction(connection), read_records.explained_damage():
-            return _rows_of(connection, read(*args, **kwargs))
+        with transaction(connection, "BEGIN"):
+            return _rows_of(connection, read(*args))
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
+    except read_records.WRONG_TYPES as error:
+        raise StoreError(
+            f"a stored row is damaged: a value has the wrong type ({error}); restore a copy of the store"
+        ) from error
     connection.text_factory = decode_lossy
     try:
-        with transaction(connection), read_records.explained_damage():
-            return _rows_of(connection, read(*args, **kwargs))
+        return read_on(connection, read, *args)
     finally:
         connection.text_factory = str

@@ -158,14 +158,3 @@ class FilesStore(Protocol):
         store that has no folder.
         """
         ...
-
-
-def server_of(store: object) -> ServerStore | None:
-    """Return `store`, or the store that it wraps and names as its `server`; None without a server."""
-    found = getattr(store, "server", store)
-    return found if isinstance(found, ServerStore) else None
-
-
-def files_root(store: object) -> Path | None:
-    """Return the folder for files of `store`, or None without a folder."""
-    return store.files_root if isinstance(store, FilesStore) else None

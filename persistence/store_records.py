@@ -5,7 +5,7 @@ Times and JSON have the formats of `plait.events`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plait.events import Event, Owner
@@ -55,22 +55,22 @@ class RunRecord:
     name: str
     status: str
     created_at: str
-    started_at: str | None
+    started_at: str | None = None
     """The time of the first start."""
-    ended_at: str | None
+    ended_at: str | None = None
     """The time of the last end; None while the run has not ended."""
-    error: str | None
+    error: str | None = None
     """One line that explains a failure."""
-    settings: str
+    settings: str = ""
     """The JSON of RunCreated; empty in `Store.list_runs`."""
-    claims: tuple[Claim, ...]
+    claims: tuple[Claim, ...] = ()
     """Every claim so far."""
-    last_seq: int
+    last_seq: int = 0
     """The number of the last applied change."""
-    owner: Owner | None
-    lease_expires_at: float | None
+    owner: Owner | None = None
+    lease_expires_at: float | None = None
     """Unix time in seconds by the clock of the owner; without an owner, the `due_at` of the last RunReleased."""
-    counts: dict[str, int]
+    counts: dict[str, int] = field(default_factory=dict[str, int])
     """The number of tasks by status, without the statuses of no task."""
     usage: Usage = NO_USAGE
     """The sums over all attempts, without a model."""
@@ -91,6 +91,11 @@ class RunRecord:
     def epoch(self) -> int:
         """The number of claims."""
         return len(self.claims)
+
+    @property
+    def last_written(self) -> tuple[int, int, str | None]:
+        """What differs in the store as soon as another has written: the last change, the epoch and the owner."""
+        return self.last_seq, self.epoch, None if self.owner is None else self.owner.owner_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,25 @@ A dialect fills in the words in braces, renders a `Write` for many rows, and ada
 from __future__ import annotations
 
 import re
+from collections.abc import Generator, Iterable
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from plait.statuses import TASK_STATUSES, AttemptStatus, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-FORMAT: Final = 201
+T = TypeVar("T")
+Row = tuple[Any, ...]
+Reading: TypeAlias = Generator[tuple[str, tuple[Any, ...]], Iterable[Row], T]
+"""Work on a database: yields a statement with its parameters, is sent the rows, and returns the result."""
+
+FORMAT: Final = 202
 """The one format that this plait reads and writes. Lower numbers were used in development."""
 RUN_STATUSES: Final = tuple(status.value for status in RunStatus if status is not RunStatus.INTERRUPTED)
+
+_ENDS: Final = tuple(status.value for status in AttemptStatus if status is not AttemptStatus.RUNNING)
 
 _SCHEMA: Final = """
 -- Times are UTC, ISO 8601 with milliseconds. JSON is text. Checksums are CRC-32 over what people and models wrote.
@@ -66,6 +74,10 @@ CREATE TABLE tasks (
     task_id {text} NOT NULL,
     status {text} NOT NULL DEFAULT 'pending' CHECK ({task_status}),
     attempt {int} NOT NULL DEFAULT 0,    -- the last attempt; 0 before the first
+    attempt_backend {text},              -- of the last attempt, as the next three
+    session_id {text},
+    started_at {text},
+    started_seq {int},                   -- the number of the change
     session_confirmed {int} NOT NULL DEFAULT 0,
     crashes {int} NOT NULL DEFAULT 0,    -- the deaths of owners that count for the task
     backend {text},
@@ -84,7 +96,7 @@ CREATE TABLE tasks (
     UNIQUE (run_id, task_id)
 ){table};
 
-CREATE TABLE attempts (
+CREATE TABLE attempts (                  -- the attempts that have ended: a running one is in the columns of its task
     run_id {text} NOT NULL,
     position {int} NOT NULL,             -- of the task
     task_id {text} NOT NULL,
@@ -94,8 +106,8 @@ CREATE TABLE attempts (
     session_id {text},
     started_at {text} NOT NULL,
     started_seq {int} NOT NULL,
-    ended_at {text},
-    ended_seq {int},
+    ended_at {text} NOT NULL,
+    ended_seq {int} NOT NULL,
     input_tokens {int} NOT NULL DEFAULT 0,
     output_tokens {int} NOT NULL DEFAULT 0,
     cost_usd {float},
@@ -162,7 +174,7 @@ CREATE TABLE notes (                     -- requests to the owner of a run, by a
 
 def schema(words: Mapping[str, str]) -> str:
     """Return the statements that create the tables. `words` are the types and the kinds of tables of the dialect."""
-    statuses = {"run_status": RUN_STATUSES, "task_status": TASK_STATUSES, "attempt_status": tuple(AttemptStatus)}
+    statuses = {"run_status": RUN_STATUSES, "task_status": TASK_STATUSES, "attempt_status": _ENDS}
     return _SCHEMA.format_map({**words, **{name: _is_one_of("status", found) for name, found in statuses.items()}})
 
 
@@ -171,17 +183,22 @@ def _is_one_of(column: str, words: Iterable[str]) -> str:
     return " OR ".join(f"{column} = '{word}'" for word in words)
 
 
+COLUMNS: Final = {
+    table: re.findall(r"^    ([a-z]\w+) \{", columns, re.MULTILINE)
+    for table, columns in re.findall(r"^CREATE TABLE (\w+) \((.*?)^\)", _SCHEMA, re.MULTILINE | re.DOTALL)
+}
+
+
 class Write:
-    """A statement for many rows. The values of a row: the columns that are set, then the columns of the key."""
+    """A statement for many rows: an update of the rows that have the values of `key`, or an insert without a key. The
+    values of a row: `columns`, by default all columns of the table, then those of the key.
+    """
 
-    __slots__ = ("columns", "end", "key", "kind", "table")
+    __slots__ = ("columns", "end", "key", "table")
 
-    def __init__(
-        self, kind: Literal["insert", "update"], table: str, columns: str, key: str = "", *, end: str = ""
-    ) -> None:
-        self.kind = kind
+    def __init__(self, table: str, columns: str = "", key: str = "", *, end: str = "") -> None:
         self.table = table
-        self.columns = tuple(columns.split())
+        self.columns = tuple(columns.split() or COLUMNS[table])
         self.key = tuple(key.split())
         self.end = end
         """What follows the values of an insert."""
@@ -190,7 +207,7 @@ class Write:
 @cache
 def for_each_row(write: Write) -> str:
     """Return the statement for one row, in SQLite."""
-    if write.kind == "insert":
+    if not write.key:
         marks = ", ".join("?" * len(write.columns))
         return f"INSERT INTO {write.table} ({', '.join(write.columns)}) VALUES ({marks}){write.end}"
     changed = ", ".join(f"{column} = ?" for column in write.columns)
@@ -208,13 +225,13 @@ def for_all_rows(writes: tuple[Write, ...], head: Write | None = None) -> str:
     the same text for any number of rows, and the server plans it once. It returns 1.
 
     With a head, SET_HEAD or SET_LAST_SEQ, its row goes before the arrays. The statement then writes nothing and returns
-    0 if the stored head is not the expected one, by its epoch, last change and owner.
+    0 if the stored head is not the expected one, by its last change, epoch and owner.
     """
     parts: list[str] = []
     source = ""
     if head is not None:
         changed = ", ".join(f"{column} = ?" for column in head.columns)
-        expected = "run_id = ? AND epoch = ? AND last_seq = ? AND owner_id IS NOT DISTINCT FROM ?"
+        expected = "run_id = ? AND last_seq = ? AND epoch = ? AND owner_id IS NOT DISTINCT FROM ?"
         by_the_clock = "written_at = clock_timestamp(), lease_s = coalesce(?, lease_s)"
         parts.append(f"head AS (UPDATE runs SET {changed}, {by_the_clock} WHERE {expected} RETURNING number)")
         source = "head, "
@@ -222,7 +239,7 @@ def for_all_rows(writes: tuple[Write, ...], head: Write | None = None) -> str:
         columns = (*write.columns, *write.key)
         arrays = ", ".join(f"?::{_ARRAYS[KINDS[column]]}" for column in columns)
         rows = f"{source}unnest({arrays}) AS u ({', '.join(columns)})"
-        if write.kind == "insert":
+        if not write.key:
             names = ", ".join(f"u.{column}" for column in columns)
             part = f"INSERT INTO {write.table} ({', '.join(columns)}) SELECT {names} FROM {rows}{write.end}"
         else:
@@ -233,80 +250,70 @@ def for_all_rows(writes: tuple[Write, ...], head: Write | None = None) -> str:
     return f"WITH {', '.join(parts)} SELECT {'1' if head is None else 'count(*) FROM head'}"
 
 
-_SUMS: Final = (
-    "input_tokens output_tokens cost_usd cache_read_tokens cache_write_tokens reasoning_tokens cost_is_partial "
-    "cache_write_1h_tokens"
-)
 _USAGE: Final = (
     "input_tokens output_tokens cost_usd model cache_read_tokens cache_write_tokens reasoning_tokens cost_is_partial "
     "cache_write_1h_tokens"
 )
+_SUMS: Final = _USAGE.replace(" model", "")
 _TASK, _ATTEMPT = "run_id position", "run_id position attempt"
 _RESULT: Final = "result_checksum text_sha256 text data"
 
 ADD_TEXT: Final = Write(
-    "insert",
     "texts",
-    "sha256 content",
     end=" ON CONFLICT (sha256) DO UPDATE SET content = excluded.content WHERE texts.content <> excluded.content",
 )
 """Keeps a text that is there, but mends a damaged one."""
-ADD_RUN: Final = Write("insert", "runs", "run_id name status created_at settings_checksum settings_sha256 settings")
+ADD_RUN: Final = Write("runs", "run_id name status created_at settings_checksum settings_sha256 settings")
 ADD_TASK: Final = Write(
-    "insert",
     "tasks",
     "run_id position task_id depends_on spec spec_checksum prompt_checksum prompt_sha256 prompt backend added_by",
 )
-ADD_TASK_USUALLY: Final = Write(
-    "insert", "tasks", "run_id position task_id depends_on spec spec_checksum prompt_checksum prompt"
-)
+ADD_TASK_USUALLY: Final = Write("tasks", "run_id position task_id depends_on spec spec_checksum prompt_checksum prompt")
 """A NULL is bound five times as slowly as a text or a number, so a task without a backend of its own, with a short
 prompt, names only the columns that it needs. So does COMPLETE_USUALLY.
 """
-_STARTED = "run_id position task_id attempt status backend started_at started_seq"
-ADD_ATTEMPT: Final = Write("insert", "attempts", _STARTED)
-ADD_ATTEMPT_IN_SESSION: Final = Write("insert", "attempts", f"{_STARTED} session_id")
-ADD_MESSAGE: Final = Write(
-    "insert",
-    "messages",
-    "run_id position task_id seq part attempt role at input_tokens output_tokens checksum content_sha256 content",
+END_ATTEMPT: Final = Write(
+    "attempts",
+    end=f" ON CONFLICT ({', '.join(_ATTEMPT.split())}) DO UPDATE SET "
+    + ", ".join(f"{column} = excluded.{column}" for column in COLUMNS["attempts"][4:]),
 )
-ADD_EVENT: Final = Write("insert", "events", "run_id seq at kind task_id attempt detail")
-ADD_NOTE: Final = Write("insert", "notes", "run_id number at kind task_id body checksum")
+"""An attempt that ended with a question ends again."""
+_COMPLETED = (
+    "run_id position task_id attempt backend started_at started_seq status ended_at ended_seq input_tokens "
+    "output_tokens duration_s prompt_checksum prompt result_checksum text"
+)
+COMPLETE_USUALLY: Final = Write("attempts", f"{_COMPLETED} session_id cost_usd model")
+"""A short prompt with a short answer, without data, and without tokens counted apart."""
+COMPLETE_FUNCTION: Final = Write("attempts", _COMPLETED)
+"""The same by a backend without sessions, costs and models."""
+ADD_MESSAGE: Final = Write("messages")
+ADD_EVENT: Final = Write("events")
+ADD_NOTE: Final = Write("notes")
 
 SET_HEAD: Final = Write(
-    "update",
     "runs",
     "status started_at ended_at error epoch claims owner_id owner_host owner_boot_id owner_pid owner_process_started "
     f"owner_claimed_at lease_expires_at policy_state policy_seq last_seq {_SUMS}",
     "run_id",
 )
-SET_LAST_SEQ: Final = Write("update", "runs", f"last_seq {_SUMS}", "run_id")
-START_TASK: Final = Write("update", "tasks", "status attempt session_confirmed", _TASK)
-SET_STATUS: Final = Write("update", "tasks", "status", _TASK)
-LEAVE_QUESTION: Final = Write("update", "tasks", "status question asked", _TASK)
-ASK: Final = Write("update", "tasks", "status question asked crashes", _TASK)
-ANSWER: Final = Write("update", "tasks", "status question asked answers answers_checksum", _TASK)
+SET_LAST_SEQ: Final = Write("runs", f"last_seq {_SUMS}", "run_id")
+_STARTED = "status attempt session_confirmed attempt_backend started_at started_seq"
+START_TASK: Final = Write("tasks", _STARTED, _TASK)
+START_IN_SESSION: Final = Write("tasks", f"{_STARTED} session_id", _TASK)
+SET_STATUS: Final = Write("tasks", "status", _TASK)
+LEAVE_QUESTION: Final = Write("tasks", "status question asked", _TASK)
+ASK: Final = Write("tasks", "status question asked crashes", _TASK)
+ANSWER: Final = Write("tasks", "status question asked answers answers_checksum", _TASK)
 _REOPENED = "status session_confirmed answers answers_checksum"
-REOPEN: Final = Write("update", "tasks", _REOPENED, _TASK)
-REOPEN_CHANGED: Final = Write("update", "tasks", f"{_REOPENED} prompt_checksum prompt_sha256 prompt", _TASK)
+REOPEN: Final = Write("tasks", _REOPENED, _TASK)
+REOPEN_CHANGED: Final = Write("tasks", f"{_REOPENED} prompt_checksum prompt_sha256 prompt", _TASK)
 """One statement, because no batch changes a row twice at once: see apply_events.py."""
-CONFIRM_SESSION: Final = Write("update", "tasks", "session_confirmed", _TASK)
-INTERRUPT: Final = Write("update", "tasks", "status crashes", _TASK)
-RETRY: Final = Write("update", "tasks", "status session_confirmed", _TASK)
-SET_SESSION: Final = Write("update", "attempts", "session_id", _ATTEMPT)
-_ENDED = f"status ended_at ended_seq {_USAGE} duration_s"
-COMPLETE: Final = Write("update", "attempts", f"{_ENDED} prompt_checksum prompt_sha256 prompt {_RESULT}", _ATTEMPT)
-COMPLETE_USUALLY: Final = Write(
-    "update",
-    "attempts",
-    "status ended_at ended_seq input_tokens output_tokens cost_usd model duration_s prompt_checksum prompt "
-    "result_checksum text",
-    _ATTEMPT,
-)
-"""A short prompt with a short answer, without data, and without tokens counted apart."""
-END: Final = Write("update", "attempts", f"{_ENDED} error_kind error traceback", _ATTEMPT)
-DROP_RESULT: Final = Write("update", "attempts", _RESULT, _ATTEMPT)
+SET_SESSION: Final = Write("tasks", "session_id", _TASK)
+CONFIRM_SESSION: Final = Write("tasks", "session_id session_confirmed", _TASK)
+INTERRUPT: Final = Write("tasks", "status crashes", _TASK)
+RETRY: Final = Write("tasks", "status session_confirmed", _TASK)
+SET_ENDED_SESSION: Final = Write("attempts", "session_id", _ATTEMPT)
+DROP_RESULT: Final = Write("attempts", _RESULT, _ATTEMPT)
 
 
 def _columns(prefix: str, names: str) -> str:
@@ -337,13 +344,14 @@ LIST_TASK_IDS: Final = "SELECT task_id FROM tasks WHERE run_id = ? ORDER BY posi
 GET_SIZE: Final = "SELECT count(*) FROM tasks WHERE run_id = ?"
 _SPENT = _columns("a.", _USAGE)
 _WITH_ATTEMPT = "a.run_id = t.run_id AND a.position = t.position AND a.attempt = t.attempt"
-_STATE = f"t.task_id, t.position, t.status, t.attempt, t.crashes, a.duration_s, {_SPENT}"
+_STATE = f"""t.task_id, t.position, t.status, t.attempt, t.crashes, t.attempt_backend, t.session_id, t.started_at,
+    t.started_seq, a.duration_s, {_SPENT}"""
 GET_STATES: Final = f"SELECT {_STATE} FROM {{named}} AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}"
 GET_OPEN_STATES: Final = f"""SELECT {_STATE} FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
 WHERE t.run_id = ? AND t.status IN ('pending', 'running', 'waiting_input')"""
 LIST_TASKS: Final = f"""SELECT t.task_id, t.position, t.status, t.attempt, t.session_confirmed, t.crashes, t.backend,
     t.added_by, t.question, t.asked, t.answers, t.answers_checksum, t.depends_on, t.spec, t.spec_checksum,
-    t.prompt_checksum, t.prompt_sha256, t.prompt, p.content, a.session_id, a.started_at, a.ended_at, a.duration_s,
+    t.prompt_checksum, t.prompt_sha256, t.prompt, p.content, t.session_id, t.started_at, a.ended_at, a.duration_s,
     a.error_kind, a.error, a.result_checksum, a.text_sha256, a.text, x.content, a.data, {_SPENT}
 FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
     LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = t.prompt_sha256
@@ -351,10 +359,15 @@ WHERE t.run_id = ?"""
 LIST_TASK: Final = f"{LIST_TASKS} AND t.task_id = ?"
 _ATTEMPTS = f"""SELECT a.started_seq, a.task_id, a.attempt, a.status, a.backend, a.session_id, a.started_at, a.ended_at,
     a.error_kind, a.error, a.duration_s, a.traceback, {_SPENT} FROM"""
-LIST_ATTEMPTS: Final = f"{_ATTEMPTS} attempts AS a WHERE a.run_id = ?"
+_RUNNING = """UNION ALL SELECT t.started_seq, t.task_id, t.attempt, t.status, t.attempt_backend, t.session_id,
+    t.started_at, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, NULL, 0, 0, 0, 0, 0
+    FROM tasks AS t WHERE t.status = 'running' AND"""
+LIST_ATTEMPTS: Final = f"{_ATTEMPTS} attempts AS a WHERE a.run_id = ? {_RUNNING} t.run_id = ?"
 _OF_TASK = "a.run_id = t.run_id AND a.position = t.position"
 _THE_TASK = "t.run_id = ? AND t.task_id = ?"
-LIST_TASK_ATTEMPTS: Final = f"{_ATTEMPTS} tasks AS t JOIN attempts AS a ON {_OF_TASK} WHERE {_THE_TASK}"
+LIST_TASK_ATTEMPTS: Final = (
+    f"{_ATTEMPTS} tasks AS t JOIN attempts AS a ON {_OF_TASK} WHERE {_THE_TASK} {_RUNNING} {_THE_TASK}"
+)
 LIST_MESSAGES: Final = f"""SELECT a.seq, a.part, a.attempt, a.role, a.at, a.input_tokens, a.output_tokens, a.checksum,
     a.content_sha256, a.content, x.content
 FROM tasks AS t JOIN messages AS a ON {_OF_TASK} LEFT JOIN texts AS x ON x.sha256 = a.content_sha256
@@ -365,12 +378,12 @@ FROM tasks AS t JOIN attempts AS a ON {_OF_TASK}
     LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = a.prompt_sha256
 WHERE {_THE_TASK} AND a.prompt_checksum IS NOT NULL"""
 """The attempts that were one prompt and one answer."""
-_EVENT = "SELECT seq, at, kind, task_id, attempt, detail FROM events WHERE run_id = ? AND seq > ?"
-LIST_EVENTS: Final = f"{_EVENT} ORDER BY seq LIMIT ?"
-LIST_EVENTS_OF_KIND: Final = f"{_EVENT} AND kind = ? ORDER BY seq LIMIT ?"
+LIST_EVENTS: Final = """SELECT seq, at, kind, task_id, attempt, detail FROM events
+WHERE run_id = ? AND seq > ? AND kind = coalesce(?, kind) ORDER BY seq LIMIT ?"""
 NEXT_NOTE: Final = "SELECT coalesce(max(number), 0) + 1 FROM notes WHERE run_id = ?"
 LIST_NOTES: Final = """SELECT number, at, kind, task_id, body, checksum FROM notes
 WHERE run_id = ? AND number > ? ORDER BY number"""
-LIST_SESSIONS: Final = "SELECT session_id FROM attempts WHERE session_id IS NOT NULL"
+LIST_SESSIONS: Final = """SELECT session_id FROM attempts WHERE session_id IS NOT NULL
+UNION SELECT session_id FROM tasks WHERE session_id IS NOT NULL"""
 LIST_OPENED_SESSIONS: Final = "SELECT detail FROM events WHERE kind = 'session_opened'"
 """With the sessions that another session of the same attempt has replaced."""

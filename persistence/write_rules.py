@@ -47,11 +47,20 @@ def count_applied(batch: Batch, head: RunRecord | None) -> int:
             raise Conflict(f"run {batch.run_id!r} is new: its first batch is at epoch 0, not {batch.epoch}")
         return 0
     applied = min(len(batch.events), max(0, head.last_seq - batch.first_seq + 1))
-    same_claims = _claims_of(batch, applied) == tuple(c for c in head.claims if c.seq in _numbers(batch, applied))
+    numbers = range(batch.first_seq, batch.first_seq + applied)
+    claims = [
+        Claim(seq, event.owner.owner_id)
+        for seq, event in zip(numbers, batch.events, strict=False)
+        if isinstance(event, events.RunClaimed)
+    ]
+    same_claims = claims == [claim for claim in head.claims if claim.seq in numbers]
     if batch.owner_id is not None and 0 < batch.epoch <= head.epoch:
         same_claims &= head.claims[batch.epoch - 1].owner_id == batch.owner_id
     if created is not None and batch.first_seq == 1:
-        _check_same_run(batch.run_id, created, head, same_claims=same_claims)
+        stored = (head.created_at, head.name, head.settings)
+        if stored != (created.at, created.name, created.settings) or not same_claims:
+            since = f"exists already, created at {head.created_at}"
+            raise Conflict(f"run {batch.run_id!r} {since}; resume it, or choose another run id")
     missing = batch.first_seq > head.last_seq + 1
     # The missing changes may include claims of this writer.
     before = sum(claim.seq < batch.first_seq for claim in head.claims)
@@ -68,30 +77,6 @@ def count_applied(batch: Batch, head: RunRecord | None) -> int:
             head.last_seq + 1,
         )
     return applied
-
-
-def _numbers(batch: Batch, count: int) -> range:
-    return range(batch.first_seq, batch.first_seq + count)
-
-
-def _claims_of(batch: Batch, count: int) -> tuple[Claim, ...]:
-    numbered = zip(_numbers(batch, count), batch.events, strict=False)
-    return tuple(Claim(seq, change.owner.owner_id) for seq, change in numbered if isinstance(change, events.RunClaimed))
-
-
-def _check_same_run(run_id: str, created: events.RunCreated, head: RunRecord, *, same_claims: bool) -> None:
-    stored = (head.created_at, head.name, head.settings)
-    if stored != (created.at, created.name, created.settings) or not same_claims:
-        raise Conflict(
-            f"run {run_id!r} exists already, created at {head.created_at}; resume it, or choose another run id"
-        )
-
-
-def new_head(run_id: str, change: Event) -> RunRecord:
-    """Return the head of a new run. `count_applied` refuses a batch for an unknown run that begins otherwise."""
-    assert isinstance(change, events.RunCreated)
-    nothing = None, None, None
-    return RunRecord(run_id, change.name, "queued", change.at, *nothing, change.settings, (), 0, None, None, {})
 
 
 def advance_head(head: RunRecord, change: Event, seq: int) -> RunRecord:
@@ -146,27 +131,24 @@ def mentioned_task_ids(change: events.TasksAdded) -> list[str]:
     return list(dict.fromkeys(named if change.added_by is None else [change.added_by, *named]))
 
 
-def check_added(run_id: str, change: events.TasksAdded, stored: Collection[str]) -> None:
+def check_added(run_id: str, change: events.RunCreated | events.TasksAdded, stored: Collection[str]) -> None:
     """Raise Conflict if an added task exists, or if a dependency or the adding task does not exist.
 
     `stored` are the ids of `mentioned_task_ids` that the run has.
     """
+    what = f"run {run_id!r}: {type(change).__name__}"
     new: set[str] = set()
     for task in change.tasks:
         if task.task_id in new or task.task_id in stored:
-            raise Conflict(f"run {run_id!r}: TasksAdded adds task {task.task_id!r}, which the run has already")
+            raise Conflict(f"{what} adds task {task.task_id!r}, which the run has already")
         new.add(task.task_id)
     for task in change.tasks:
         for upstream in task.depends_on:
             if upstream not in new and upstream not in stored:
-                raise Conflict(
-                    f"run {run_id!r}: TasksAdded adds task {task.task_id!r}, which depends on {upstream!r}; "
-                    "the run has no such task"
-                )
-    if change.added_by is not None and change.added_by not in stored:
-        raise Conflict(
-            f"run {run_id!r}: TasksAdded names {change.added_by!r} as the adding task; the run has no such task"
-        )
+                unknown = f"depends on {upstream!r}; the run has no such task"
+                raise Conflict(f"{what} adds task {task.task_id!r}, which {unknown}")
+    if isinstance(change, events.TasksAdded) and change.added_by is not None and change.added_by not in stored:
+        raise Conflict(f"{what} names {change.added_by!r} as the adding task; the run has no such task")
 
 
 def conflict(run_id: str, change: Event, found: tuple[str, int] | None) -> Conflict:
@@ -175,8 +157,6 @@ def conflict(run_id: str, change: Event, found: tuple[str, int] | None) -> Confl
     `found` is the stored status and attempt of the task, or None if there is no such task.
     """
     what = f"run {run_id!r}: {type(change).__name__}"
-    if isinstance(change, events.RunCreated):
-        return Conflict(f"{what} repeats a task, or a task depends on an unknown task; check the DAG first")
     task_id = getattr(change, "task_id", None)
     if found is None:
         return Conflict(f"{what} names task {task_id!r}, which the run does not have")

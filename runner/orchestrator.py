@@ -9,26 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self, TypeAlias, cast
 
 from plait.backends.backend_protocol import Backend
-from plait.errors import RunNotFound
+from plait.errors import RunNotFound, nearest
 from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import OnQuestion
-from plait.runner.domain.dag import nearest
 from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
 from plait.runner.engine.event_feed import EventReader
-from plait.runner.engine.run_handle import Run
+from plait.runner.engine.live_run import Run
+from plait.runner.engine.run_options import OwnStore, StoreOrPlace
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.policies.goal_messages import ANSWER_ID, EXECUTOR, Team
 from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
 from plait.runner.policies.goal_progress import EXECUTED, is_work
 from plait.runner.recovery.resume import ResumeOptions
-from plait.runner.state.own_store import OwnStore, StorePlace
 from plait.runner.state.stored_run import StoredPolicy, read_policy_state
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import Usage
@@ -101,8 +99,7 @@ class Orchestrator:
     - `strict`: whether an error of the store ends the orchestration and is raised, as in `ParallelRunner`. Otherwise
       such errors are listed in `OrchestratorResult.degraded`.
 
-    `run` is the whole orchestration in one call. `start` begins the orchestration in the background, and `events`,
-    `stop`, `cancel`, `status` and `result` are those of a `Run`.
+    `run` is the whole orchestration in one call. `start` returns its `Run`, for the background.
 
     Raises ValueError for an empty goal, a limit below 1, a missing backend, or a `run_id` without a store.
     """
@@ -114,7 +111,7 @@ class Orchestrator:
         backends: Mapping[str, OneBackend] | OneBackend | None = None,
         *,
         registry: Mapping[str, str] | None = None,
-        store: StorePlace | None = None,
+        store: StoreOrPlace | None = None,
         run_id: str | None = None,
         reflect_every: int = 3,
         max_tasks: int = 100,
@@ -138,7 +135,6 @@ class Orchestrator:
         self._resume_options: ResumeOptions | None = None
         self._run: Run | None = None
         self._progress: EventReader | None = None
-        self._first_reader: EventReader | None = None
         self._loop = Loop()
         self._context: dict[str, JsonValue] = {}
 
@@ -147,7 +143,7 @@ class Orchestrator:
         cls,
         run_id: str,
         *,
-        store: StorePlace,
+        store: StoreOrPlace,
         backends: Mapping[str, OneBackend] | OneBackend,
         concurrency: int = 8,
         retry_failed: bool = False,
@@ -224,11 +220,11 @@ class Orchestrator:
         async with self.start():
             return await self.result()
 
-    def start(self) -> Self:
+    def start(self) -> Run:
         """Start or continue the orchestration in the background: `async with orchestrator.start() as run:`.
 
-        The block is that of a `Run`: a normal exit waits for the end, an exception or a cancellation inside stops the
-        orchestration, and `resume` continues later. Raises RuntimeError if the orchestration has been started before.
+        `result` then has the answer, and the properties follow the events of the run. Raises RuntimeError if the
+        orchestration has been started before.
         """
         if self._run is not None:
             raise RuntimeError("an orchestration can be started only once; create another Orchestrator, or resume it")
@@ -238,51 +234,16 @@ class Orchestrator:
             )
         else:
             self._run = self._runner.start(self._policy.dag(), self._run_id, policy=self._policy)
-        self._run_id = self._run.run_id
-        return self
-
-    async def __aenter__(self) -> Self:
-        run = self._started()
-        await run.__aenter__()
-        # Both from the start of the run: no event is published before the next await.
-        self._progress, self._first_reader = run.events(), run.events()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._started().__aexit__(kind, error, trace)
-
-    def events(self) -> EventReader:
-        """Return an iterator over the events of the run, as `Run.events` does."""
-        run = self._started()
-        reader, self._first_reader = self._first_reader, None
-        return reader or run.events()
-
-    @property
-    def status(self) -> RunStatus:
-        """The stored status of the run, as `Run.status`."""
-        return self._started().status
+        self._run_id, self._progress = self._run.run_id, self._run.reader()
+        return self._run
 
     async def result(self) -> OrchestratorResult:
-        """Wait for the end of the orchestration and return the result. Raises the errors of `run`.
-
-        Cancelling the wait does not affect the orchestration.
+        """Wait for the end of the orchestration and return the result. Raises the errors of `run`, and RuntimeError
+        before the start. Cancelling the wait does not affect the orchestration.
         """
-        return self._result(await self._started().result())
-
-    def stop(self) -> None:
-        """Stop the orchestration now, as `Run.stop` does; `resume` continues later."""
-        self._started().stop()
-
-    def cancel(self) -> None:
-        """Cancel the orchestration permanently, as `Run.cancel` does."""
-        self._started().cancel()
-
-    def _started(self) -> Run:
         if self._run is None:
             raise RuntimeError("the orchestration has not begun; use `async with orchestrator.start() as run:`")
-        return self._run
+        return self._result(await self._run.result())
 
     def _caught_up(self) -> Loop:
         """Return the loop after the events published up to now."""

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
-from types import EllipsisType, TracebackType
-from typing import Any, Self
+from functools import wraps
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self
 
-from plait.backends.backend_protocol import Backend
-from plait.backends.prices import Price
-from plait.clock_and_ids import Clock
 from plait.json_form import JsonInput
+from plait.runner.client.create_run import new_run
 from plait.runner.client.reuse_preview import ReusePreview
-from plait.runner.client.runs import CANCEL_GRACE_SECONDS, DEFAULT_LIMITS, Runs, run_options
-from plait.runner.domain.asked_question import OnQuestion
-from plait.runner.domain.dag import DAG
+from plait.runner.client.runs import Runs
+from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
-from plait.runner.engine.lease import LEASE_SECONDS
-from plait.runner.engine.run_handle import Run
-from plait.runner.scheduling.rate_limits import RateLimits
-from plait.runner.state.own_store import OwnStore, StorePlace
-from plait.task import GrowthLimits, Task
+from plait.runner.engine.live_run import Run
+from plait.runner.engine.run_options import RunOptions
+from plait.runner.recovery.resume import ResumeOptions, continued_run
+from plait.task import Task
+
+_P = ParamSpec("_P")
+
+
+def _with_parameters_of(
+    options: Callable[_P, RunOptions],
+) -> Callable[[Callable[[ParallelRunner, RunOptions], None]], Callable[Concatenate[ParallelRunner, _P], None]]:
+    """Let an `__init__` take the parameters of `options`, which stand in one place."""
+
+    def decorate(init: Callable[[ParallelRunner, RunOptions], None]) -> Callable[Concatenate[ParallelRunner, _P], None]:
+        @wraps(RunOptions.__init__)
+        def call(self: ParallelRunner, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+            init(self, options(*args, **kwargs))
+
+        return call
+
+    return decorate
 
 
 class ParallelRunner:
@@ -60,53 +73,14 @@ class ParallelRunner:
     - `rng`: the source of random retry delays.
     """
 
-    def __init__(
-        self,
-        backend: Backend | Callable[[str], Any] | None = None,
-        *,
-        backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
-        default: str | None = None,
-        store: StorePlace | None = None,
-        concurrency: int | EllipsisType | None = ...,
-        limits: Mapping[str, int] | None = None,
-        rates: Mapping[str, RateLimits] | None = None,
-        shared_limits: bool = False,
-        strict: bool = False,
-        store_timeout: float = 10.0,
-        lease: float = LEASE_SECONDS,
-        cancel_grace: float = CANCEL_GRACE_SECONDS,
-        growth: GrowthLimits = DEFAULT_LIMITS,
-        on_question: OnQuestion | None = None,
-        prices: Mapping[str, Price] | None = None,
-        clock: Clock | None = None,
-        rng: random.Random | None = None,
-    ) -> None:
-        own = OwnStore(store)
-        options = run_options(
-            backend,
-            backends=backends,
-            default=default,
-            store=own.store,
-            concurrency=concurrency,
-            limits=limits,
-            rates=rates,
-            shared_limits=shared_limits,
-            strict=strict,
-            store_timeout=store_timeout,
-            lease=lease,
-            cancel_grace=cancel_grace,
-            growth=growth,
-            on_question=on_question,
-            prices=prices,
-            clock=clock,
-            rng=rng,
-        )
-        self.runs = Runs(options, own)
+    @_with_parameters_of(RunOptions)
+    def __init__(self, options: RunOptions) -> None:
+        self.runs = Runs(options)
         """Everything else that one can do to the runs of the store."""
         self._block = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._block.enter_async_context(self.runs.own_store.opened())
+        await self._block.enter_async_context(self.runs.options.own_store.opened())
         return self
 
     async def __aexit__(
@@ -151,13 +125,13 @@ class ParallelRunner:
         Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
         if key is None:
-            run = self.runs.begin(
+            run = self.start(
                 dag, run_id, settings=settings, policy=policy, like=like, fresh=fresh, keep_answers=keep_answers
             )
             return await run.to_end()
         if like is not None:
             raise ValueError("a run with a key takes no answers of another run over; leave key or like out")
-        async with self.runs.own_store.opened():
+        async with self.runs.options.own_store.opened():
             run_id = await self.runs.create(dag, run_id, key=key, settings=settings, policy=policy)
             return await self.resume(run_id, policy=policy)
 
@@ -176,8 +150,15 @@ class ParallelRunner:
 
         `like` may be the preview of a run of the same `dag`: the answers that the preview has read are not read again.
         """
-        return self.runs.begin(
-            dag, run_id, settings=settings, policy=policy, like=like, fresh=fresh, keep_answers=keep_answers
+        return new_run(
+            self.runs.options,
+            as_dag(dag),
+            run_id,
+            settings=settings,
+            policy=policy,
+            like=like,
+            fresh=fresh,
+            keep_answers=keep_answers,
         )
 
     async def resume(
@@ -225,4 +206,5 @@ class ParallelRunner:
         prompts: Mapping[str, str] | None = None,
     ) -> Run:
         """Resume a run in the background. Parameters as in `resume`; see `start`."""
-        return self.runs.resume(run_id, retry_failed=retry_failed, answers=answers, policy=policy, prompts=prompts)
+        how = ResumeOptions(retry_failed, answers, policy, prompts or {})
+        return continued_run(self.runs.options, run_id, how)

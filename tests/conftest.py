@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iter
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from plait.persistence import SQLiteStore, Store
@@ -29,6 +30,10 @@ LIMIT_S = 130.0
 LONG = [
     Path(__file__).parent / name for name in ("docs", "faults", "backends/hosts", "runner/recovery", "runner/serving")
 ]
+
+# How long an example takes says nothing on a machine with other work.
+hypothesis.settings.register_profile("plait", deadline=None)
+hypothesis.settings.load_profile("plait")
 
 # Told to write no bytecode, each of the hundreds of commands that the tests start would compile all of ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from plait import Task
+from plait.events import NewTask
+from plait.json_form import to_json
+from plait.runner.state.stored_run import decode_task
+from plait.task import FailureMode, Retry
 
 
 @pytest.mark.parametrize("prompt", ["", " \n\t", None])
@@ -25,3 +32,21 @@ def test_a_task_without_a_prompt_is_refused_when_it_is_made(prompt: str) -> None
 def test_a_task_with_a_backend_of_its_own_or_files_needs_no_prompt() -> None:
     assert Task("a", backend="fetch").prompt == ""
     assert Task("a", files=["report.pdf"]).prompt == ""
+
+
+def test_a_task_stores_the_options_that_differ_from_the_defaults() -> None:
+    retry = Retry(on=["timeout"])
+    tasks = (Task("x", "p", retry=Retry()), Task("y", "p", failure_mode="soft", retry=retry, aliases={"z": "x"}))
+    plain, odd = map(NewTask.of, tasks)
+    assert plain.spec == "{}"
+    assert set(json.loads(odd.spec)) == {"failure_mode", "retry", "aliases"}
+    assert replace(decode_task(odd), depends_on=()) == tasks[1]
+    assert decode_task(odd).failure_mode is FailureMode.SOFT
+
+
+def test_json_keeps_what_utf_8_cannot_hold_as_an_escape() -> None:
+    assert to_json({"ä": ["ö", None, 1.5]}) == '{"ä":["ö",null,1.5]}'
+    assert to_json("a\ud800ä") == '"a\\ud800\\u00e4"'
+    for value in (float("nan"), float("inf"), [float("nan"), "\ud800"]):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            to_json(value)

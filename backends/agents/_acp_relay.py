@@ -1,8 +1,8 @@
-"""Start an agent and pass messages to its standard input, line by line; see acp_outbox.py. Run by path, in a bare
+"""Start an agent and pass messages to its standard input, line by line; see acp_agent.py. Run by path, in a bare
 interpreter: `_acp_relay.py FOLDER SECONDS LIBRARY COMMAND...`. LIBRARY is `process_table.library()`.
 
-The process forks. The parent becomes the agent, with a pipe as its standard input. The child copies the file `said` in
-the folder, which any process may extend, to the pipe. Copying ends when the agent exits, when the file contains the end
+The process forks. The parent becomes the agent, with a pipe as its standard input. The child copies the file `messages`
+in the folder, which any process may extend, to the pipe. Copying ends when the agent exits, when the file has the end
 mark, or when no message and no bell arrives for SECONDS: no process is expected to return then, and an agent that does
 not exit at the end of its input is killed.
 """
@@ -29,15 +29,15 @@ class _TimeUpError(Exception):
 
 def main() -> NoReturn:
     folder, seconds, library, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    heard, handed = os.pipe()
+    read_end, write_end = os.pipe()
     if os.fork() == 0:
-        os.dup2(handed, 1)
-        for descriptor in (heard, handed):
+        os.dup2(write_end, 1)
+        for descriptor in (read_end, write_end):
             os.close(descriptor)
         _relay_messages(folder, seconds, library)
         os._exit(0)
-    os.dup2(heard, 0)
-    for descriptor in (heard, handed):
+    os.dup2(read_end, 0)
+    for descriptor in (read_end, write_end):
         os.close(descriptor)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # this interpreter ignores the signal, and programs inherit that
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
@@ -69,7 +69,7 @@ def _time_up(*_: object) -> NoReturn:
 def _copy(folder: Path, seconds: int) -> None:
     # Open for reading and writing, so that end of file never occurs when a writer closes the bell.
     bell = os.open(folder / "bell", os.O_RDWR | os.O_NONBLOCK)
-    messages = os.open(folder / "said", os.O_RDONLY)
+    messages = os.open(folder / "messages", os.O_RDONLY)
     signal.alarm(seconds)
     while True:
         piece = os.read(messages, 65536)

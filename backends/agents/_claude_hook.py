@@ -1,4 +1,4 @@
-"""The program of the hook; see claude_output.py. Run by path, in a bare interpreter."""
+"""The program of the hook; see claude_code.py. Run by path, in a bare interpreter."""
 
 from __future__ import annotations
 

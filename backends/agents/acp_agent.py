@@ -8,6 +8,8 @@ backend's policy or by a person.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from typing import ClassVar
 
 import anyio
 
+from plait.backends.agents._acp_relay import END
 from plait.backends.agents.acp_machine import AcpMachine, TurnGoals
 from plait.backends.agents.acp_messages import (
     Grant,
@@ -25,25 +28,24 @@ from plait.backends.agents.acp_messages import (
     PermissionRequest,
     answer,
     answer_prompt,
-    marked,
     name_of,
     permission_request,
     prompt_of,
-    unmarked,
 )
-from plait.backends.agents.acp_outbox import Outbox, relayed_command, sent_messages, sent_messages_from
 from plait.backends.agents.agent_catalog import ACP, CatalogEntry, acp_agent_of
-from plait.backends.agents.agent_protocol import Call, Reader
-from plait.backends.agents.agent_sessions import Sessions, first_before, since
-from plait.backends.agents.agent_transcript import UnreportedCall, earlier, exchanges, noted_before
+from plait.backends.agents.agent_output import Call, Reader
+from plait.backends.agents.agent_sessions import Sessions, first_before, marked, since
+from plait.backends.agents.agent_transcript import UnreportedCall, earlier, exchanges
 from plait.backends.agents.cli_agent import LAST_WORD, AgentBackend, AgentConversation
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.json_fields import at, text
 from plait.backends.prices import Billing
 from plait.backends.process.child_process import Child
-from plait.backends.turn_cancellation import when_cancelled
+from plait.backends.process.process_table import library
+from plait.backends.running_turn import when_cancelled
 from plait.errors import BackendError
 from plait.json_form import JsonValue
+from plait.safe_text import parse_json
 from plait.usage import NO_USAGE, Usage
 
 
@@ -124,9 +126,9 @@ class AcpBackend(AgentBackend):
         machine.restore_sent(sent_messages(call.folder))
         return machine
 
-    def conversation(self, request: ConversationRequest, files: Files) -> AcpConversation:
-        """Return a conversation that uses `files`."""
-        return AcpConversation(self, request, files)
+    def conversation(self, request: ConversationRequest, files: Files, *, guarded: bool) -> AcpConversation:
+        """Return a conversation that uses `files`. A `guarded` agent ends with this process."""
+        return AcpConversation(self, request, files, guarded=guarded)
 
     @classmethod
     def transcript_reader(cls, folder: Path) -> AcpTranscriptReader:
@@ -142,17 +144,17 @@ _SLACK = 5.0
 """Seconds after a turn's timeout until the relay stops waiting for messages."""
 _TELLING = 3
 """Number of prompts that identify a conversation, even if the agent has lost some."""
-_GRANTED = "granted"
 
 
 class AcpConversation(AgentConversation):
     """A conversation with an agent, one process per turn. See `AcpBackend`."""
 
-    def __init__(self, backend: AcpBackend, request: ConversationRequest, files: Files) -> None:
-        session_id, action_id = unmarked(request.session_id)
-        super().__init__(backend, replace(request, session_id=session_id), files)
+    def __init__(self, backend: AcpBackend, request: ConversationRequest, files: Files, *, guarded: bool) -> None:
+        super().__init__(backend, request, files, guarded=guarded)
         self._sessions = Sessions(files.sessions, f"acp-{backend.name}")
-        self._grant = self._granted(action_id)
+        kind, _, action = self._question.partition("-")
+        choice = self._answer if kind == "asks" else None
+        self._grant = Grant(action, choice) if isinstance(choice, str) else None
         self._machine: AcpMachine | None = None
 
     async def send(self, prompt: str) -> Reply:
@@ -161,7 +163,7 @@ class AcpConversation(AgentConversation):
         permission = None if self._machine is None else self._machine.permission_request
         if reply.question is None or reply.session_id is None or permission is None:
             return reply
-        return replace(reply, session_id=marked(reply.session_id, permission))
+        return replace(reply, session_id=marked(reply.session_id, f"asks-{permission.action_id}"))
 
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         assert isinstance(reader, AcpMachine)
@@ -174,7 +176,7 @@ class AcpConversation(AgentConversation):
             machine.goals,
             prompt=self._backend.input_text(call, sent),
             grant=self._grant,
-            holds=list(self._asked_before()) if self._request.resumes_interrupted and is_first else (),
+            holds=list(self._earlier_prompts()) if self._request.resumes_interrupted and is_first else (),
             earlier_prompts=prompts if call.resume and is_first else (),
         )
         async with self._child(call, "", cut) as child:
@@ -228,9 +230,6 @@ class AcpConversation(AgentConversation):
         Outbox(call.folder)
         return relayed_command(call.folder, self._backend.turn_timeout + _SLACK, super()._words(call))
 
-    def _notes(self) -> Mapping[str, str]:
-        return {} if self._grant is None else {_GRANTED: json.dumps([self._grant.action_id, self._grant.choice])}
-
     def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:
         """Return the cost of the call. ACP counts tokens by turn, cost by session."""
         if usage.cost_usd is None or session_id is None:
@@ -241,19 +240,11 @@ class AcpConversation(AgentConversation):
         cost = usage.cost_usd if usage.cost_usd < (before.cost_usd or 0.0) else since(usage, before).cost_usd
         return replace(usage, cost_usd=cost)
 
-    def _asked_before(self) -> Iterator[str]:
+    def _earlier_prompts(self) -> Iterator[str]:
         """Yield the prompts of earlier attempts."""
         for attempt in earlier(self._files.turn):
             for call in exchanges(attempt):
                 yield from filter(None, map(prompt_of, sent_messages(call)))
-
-    def _granted(self, action_id: str | None) -> Grant | None:
-        """Return the decision for this turn, made now or in the attempt that started the turn."""
-        answer = self._request.answer
-        if answer is not None:
-            return Grant(action_id, answer.value) if action_id is not None and isinstance(answer.value, str) else None
-        note = noted_before(self._request, self._files.turn, _GRANTED)
-        return Grant(str(note[0]), str(note[1])) if isinstance(note, list) and len(note) == 2 else None
 
 
 class AcpTranscriptReader(AcpMachine):
@@ -266,7 +257,7 @@ class AcpTranscriptReader(AcpMachine):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(Call(folder), TurnGoals(""), lambda: 0.0)
-        self._place = 0
+        self._position = 0
         self._answers: dict[str, Message] = {}
         self._requests: dict[str, PermissionRequest] = {}
         """Requests without a known answer."""
@@ -276,23 +267,23 @@ class AcpTranscriptReader(AcpMachine):
         if "method" in event and not self._requests:
             return super().read(event)
         self._listen()
-        return [*self._answered(), *super().read(event)]
+        return [*self._decisions(), *super().read(event)]
 
     def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
         request = permission_request(params)
-        self._shown += self._updates.tool(at(params, "toolCall"))
+        self._outputs += self._updates.tool(at(params, "toolCall"))
         self._show("waiting", request.question.text)
         self._requests[name_of(answer(identity, None))] = request
         self._listen()
-        self._shown += self._answered()
+        self._outputs += self._decisions()
 
     def _listen(self) -> None:
         """Read the messages sent to the agent in the meantime."""
-        messages, self._place = sent_messages_from(self._call.folder, self._place)
+        messages, self._position = sent_messages_from(self._call.folder, self._position)
         self.restore_sent(messages)
         self._answers.update({name_of(message): message for message in messages if "method" not in message})
 
-    def _answered(self) -> Iterator[Output]:
+    def _decisions(self) -> Iterator[Output]:
         for name in [name for name in self._requests if name in self._answers]:
             request, chosen = self._requests.pop(name), text(self._answers.pop(name), "result", "outcome", "optionId")
             option = next((option for option in request.options if option.identity == chosen), None)
@@ -302,3 +293,88 @@ class AcpTranscriptReader(AcpMachine):
                 verb = "not allowed" if option.kind.startswith("reject") else "allowed"
                 decision = f"{verb}: {request.about} ({option.name})"
             yield Output("notice", decision, self.usage)
+
+
+# Messages to the agent, sent line by line from any process that holds its turn: an append-only file, copied to the
+# agent by `_acp_relay.py`. With a pipe, a process that adopts the turn could not see which messages were written, or
+# how much of a message, and would repeat messages in whole or in part. A message in the file counts as sent. Writing to
+# the file never waits for a reader.
+
+_PROGRAM = Path(__file__).with_name("_acp_relay.py")
+_MESSAGES, _BELL = "messages", "bell"
+
+
+def relayed_command(folder: Path, seconds: float, command: Sequence[str]) -> list[str]:
+    """Return `command` wrapped in the relay, so that messages can be sent through `folder`.
+
+    After `seconds` without a message or a bell the agent's input ends; a few seconds later the agent is ended.
+    """
+    return [sys.executable, "-I", "-S", str(_PROGRAM), str(folder), str(int(seconds) + 1), library(), *command]
+
+
+def sent_messages(folder: Path) -> list[Message]:
+    """Return the messages sent so far, up to the last whole line."""
+    return sent_messages_from(folder, 0)[0]
+
+
+def sent_messages_from(folder: Path, start: int) -> tuple[list[Message], int]:
+    """Return the messages sent from byte `start` on, up to the last whole line, and the position after that line."""
+    try:
+        with (folder / _MESSAGES).open("rb", buffering=0) as file:
+            file.seek(start)
+            whole, end, _ = file.read().rpartition(b"\n")
+    except OSError:
+        return [], start
+    messages = list[Message]()
+    for line in whole.split(b"\n"):
+        with suppress(ValueError):
+            message = parse_json(line.decode())
+            if isinstance(message, dict):
+                messages.append(message)
+    return messages, start + len(whole) + len(end)
+
+
+class Outbox:
+    """Messages to the agent of the call in `folder`. Creates the files if missing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._messages = folder / _MESSAGES
+        self._bell = folder / _BELL
+        if not self._bell.exists():
+            os.mkfifo(self._bell, 0o600)
+        descriptor = os.open(self._messages, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "rb") as file:
+            self._rest = file.read().rpartition(b"\n")[2]
+        """Unfinished line, left by a process that was killed while writing."""
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send the messages."""
+        for message in messages:
+            self._write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        if messages:
+            self.ring()
+
+    def end(self) -> None:
+        """Send the end mark."""
+        self._write(END)
+        self.ring()
+
+    def ring(self) -> None:
+        """Ring the bell, to show the relay that a process is present."""
+        with suppress(OSError):  # the relay has exited
+            bell = os.open(self._bell, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(bell, b"!")
+            finally:
+                os.close(bell)
+
+    def _write(self, words: bytes) -> None:
+        if self._rest:
+            words = words[len(self._rest) :] if words.startswith(self._rest) else b"\n" + words
+            self._rest = b""
+        descriptor = os.open(self._messages, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            while words:
+                words = words[os.write(descriptor, words) :]
+        finally:
+            os.close(descriptor)

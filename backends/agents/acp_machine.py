@@ -28,6 +28,7 @@ from plait.backends.agents.acp_messages import (
     error_in_text,
     error_of,
     list_login_methods,
+    name_of,
     needs_person,
     notification,
     permission_request,
@@ -35,10 +36,9 @@ from plait.backends.agents.acp_messages import (
     request,
     stopped_by_denial,
 )
-from plait.backends.agents.acp_outbox import SentMessages
-from plait.backends.agents.agent_catalog import UNKNOWN, CatalogEntry, acp_agent_named
+from plait.backends.agents.agent_catalog import UNKNOWN, acp_agent_named
 from plait.backends.agents.agent_errors import failure, no_outcome
-from plait.backends.agents.agent_protocol import Call, ProcessEnd, TurnAnswer
+from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import seconds_left
 from plait.backends.json_fields import at, tables, text
@@ -47,121 +47,8 @@ from plait.json_form import JsonValue, value
 from plait.safe_text import shown
 from plait.usage import Usage
 
-
-@value
-class AgentCapabilities:
-    """The capabilities of an agent, as announced."""
-
-    agent: CatalogEntry = UNKNOWN
-    title: str = "the agent"
-    """Name for people."""
-    loads: bool = False
-    """The agent supports `session/load`."""
-    resumes: bool = False
-    """The agent supports `session/resume`."""
-    forks: bool = False
-    """The agent supports `session/fork`."""
-    login_methods: JsonValue = None
-    """Login methods, as listed by the agent."""
-
-
-def capabilities_of(initialized: JsonValue) -> AgentCapabilities:
-    """Return the capabilities in the answer to `initialize`.
-
-    Raises BackendError (invalid_request) if the agent speaks another version of the protocol.
-    """
-    name = text(initialized, "agentInfo", "name")
-    version = at(initialized, "protocolVersion")
-    title = shown(text(initialized, "agentInfo", "title") or name or "the agent", 60)
-    if version != VERSION:
-        raise failure(
-            ErrorKind.INVALID_REQUEST, f"{title} speaks version {version!r} of ACP; plait needs version {VERSION}"
-        )
-    more = at(initialized, "agentCapabilities", "sessionCapabilities")
-    can = (
-        {name for name in more if more[name] is not None and more[name] is not False}
-        if isinstance(more, dict)
-        else set[str]()
-    )
-    loads = at(initialized, "agentCapabilities", "loadSession") is True
-    return AgentCapabilities(
-        acp_agent_named(name), title, loads, "resume" in can, "fork" in can, at(initialized, "authMethods")
-    )
-
-
-def open_message(step: AcpStep, call: Call, cwd: str, capabilities: AgentCapabilities, *, checks: bool) -> Message:
-    """Return the request that opens the session of `call`.
-
-    With `checks`, the request makes the agent send the session's earlier messages, if possible. Raises BackendError
-    (session_lost) if the agent cannot open the session.
-    """
-    params: Message = {"cwd": cwd, "mcpServers": []}
-    if call.resume:
-        if call.session_id is None:
-            raise failure(ErrorKind.SESSION_LOST, "the session id is unknown")
-        if capabilities.agent.spoils_loaded:
-            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} loses sessions by loading them")
-        if not (capabilities.loads or capabilities.resumes):
-            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} cannot continue a session")
-        method = "session/load" if capabilities.loads and (checks or not capabilities.resumes) else "session/resume"
-        return request(step, method, {"sessionId": call.session_id, **params})
-    if call.forks is not None:
-        if not capabilities.forks:
-            raise failure(ErrorKind.SESSION_LOST, f"{capabilities.title} cannot fork a session")
-        return request(step, "session/fork", {"sessionId": call.forks, **params})
-    return request(step, "session/new", params)
-
-
-def settings(opened: JsonValue, session: str, model: str | None, mode: str | None) -> Iterator[Message]:
-    """Yield the requests that set model and mode, unless already set in the session."""
-    if model is not None:
-        yield from _setting(AcpStep.MODEL, "model", opened, session, model)
-    if mode is not None:
-        yield from _setting(AcpStep.MODE, "mode", opened, session, mode)
-
-
-def choices(opened: JsonValue, what: str) -> Sequence[tuple[str, str]]:
-    """Return the ids and names of the models or modes offered by the session; `what` is "model" or "mode"."""
-    listed = tables(opened, f"{what}s", f"available{what.title()}s")
-    if listed:
-        return [(text(one, "modelId") or text(one, "id"), text(one, "name")) for one in listed]
-    return [(text(one, "value"), text(one, "name")) for one in _flat(tables(_config(opened, what), "options"))]
-
-
-def current(opened: JsonValue, what: str) -> str:
-    """Return the id of the session's current "model" or "mode"; empty if unknown."""
-    return text(opened, f"{what}s", f"current{what.title()}Id") or text(_config(opened, what), "currentValue")
-
-
-def _setting(step: AcpStep, what: str, opened: JsonValue, session: str, wanted: str) -> Iterator[Message]:
-    offered = choices(opened, what)
-    named = next((identity for identity, name in offered if name == wanted), wanted)
-    chosen: JsonValue = wanted if any(identity == wanted for identity, _ in offered) else named
-    if current(opened, what) == chosen:
-        return
-    config = _config(opened, what)
-    params: Message = {"sessionId": session}
-    if config is not None and at(opened, f"{what}s") is None:
-        params.update(configId=at(config, "id"), value=chosen)
-        yield request(step, "session/set_config_option", params)
-        return
-    params[f"{what}Id"] = chosen
-    yield request(step, f"session/set_{what}", params)
-
-
-def _config(opened: JsonValue, what: str) -> Mapping[str, JsonValue] | None:
-    options = tables(opened, "configOptions")
-    return next((one for one in options if what in {text(one, "category"), text(one, "id")}), None)
-
-
-def _flat(options: Sequence[Mapping[str, JsonValue]]) -> Iterator[Mapping[str, JsonValue]]:
-    """Yield the options, with groups flattened."""
-    for option in options:
-        yield from tables(option, "options") or [option]
-
-
 _INTRODUCTION: Message = {
-    "protocolVersion": 1,
+    "protocolVersion": VERSION,
     "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
     "clientInfo": {"name": "plait", "version": "1"},
 }
@@ -198,16 +85,28 @@ class AcpMachine:
     `goals` may be replaced before the first message is read. `now` returns the Unix time.
     """
 
+    last_whole: str | None = None
+    """None: ACP has no way to rewind a session."""
+
     def __init__(self, call: Call, goals: TurnGoals, now: Callable[[], float]) -> None:
         self.goals = goals
         self.permission_request: PermissionRequest | None = None
         """Request to be decided by a person; the turn then ends."""
+        self.announced = call.session_id if call.resume else None
+        """The session's id, once the session is open."""
         self._call = call
         self._now = now
-        self._agent = AgentCapabilities()
-        self._session = call.session_id if call.resume else None
-        self._opens = ""
-        self._offers: JsonValue = None
+        self._agent = UNKNOWN
+        self._title = "the agent"
+        self._loads = False
+        """Whether the agent supports `session/load`."""
+        self._abilities: set[str] = set()
+        """Of sessions, as announced: "resume", "fork"."""
+        self._login_methods: JsonValue = None
+        self._opening = ""
+        """The method that opens the session."""
+        self._session: JsonValue = None
+        """The open session, with the models and modes that it offers."""
         self._settings: list[Message] = []
         self._steps: Mapping[AcpStep, Callable[[Mapping[str, JsonValue]], None]] = {
             AcpStep.INITIALIZE: self._initialized,
@@ -218,46 +117,53 @@ class AcpMachine:
             AcpStep.MODE: self._setting_answered,
             AcpStep.PROMPT: self._prompt_answered,
         }
-        self._sent = SentMessages()
+        self._sent: set[str] = set()
+        """The names of the messages sent, by any process."""
+        self._queue: dict[str, Message] = {}
         self._answered_steps: set[AcpStep] = set()
-        self._begun = False
+        self._has_prompt = False
         self._is_cancelled = False
-        self._shown: list[Output] = []
+        self._outputs: list[Output] = []
         self._updates = Updates()
         self._denied: list[str] = []
         self._result: JsonValue = None
         self._failure: BackendError | None = None
-        self._sent.send(request(AcpStep.INITIALIZE, "initialize", _INTRODUCTION))
+        self._send(request(AcpStep.INITIALIZE, "initialize", _INTRODUCTION))
 
     def restore_sent(self, messages: Iterable[Message]) -> None:
         """Record the messages already sent by an earlier process of the turn."""
-        messages = list(messages)
-        self._sent.restore(messages)
         for message in messages:
+            name = name_of(message)
+            self._sent.add(name)
+            self._queue.pop(name, None)
             if at(message, "id") in {AcpStep.OPEN.value, AcpStep.OPEN_AGAIN.value} and "method" in message:
-                self._opens = text(message, "method")
-                if self._opens in {"session/load", "session/resume"}:
-                    self._session = text(message, "params", "sessionId")
+                self._opening = text(message, "method")
+                if self._opening in {"session/load", "session/resume"}:
+                    self.announced = text(message, "params", "sessionId")
 
     def take(self) -> list[Message]:
         """Return the messages to send now, and record the messages as sent."""
-        return self._sent.take()
+        messages = list(self._queue.values())
+        self._sent.update(self._queue)
+        self._queue = {}
+        return messages
+
+    def _send(self, message: Message) -> None:
+        """Queue a message, unless already sent."""
+        name = name_of(message)
+        if name not in self._sent:
+            self._queue.setdefault(name, message)
 
     def cancel(self) -> None:
         """Request the end of the turn: from now on, nothing is permitted and nobody is asked."""
         self._is_cancelled = True
         if self.session_id is not None:
-            self._sent.send(self._cancellation())
+            self._send(self._cancellation())
 
     @property
     def session_id(self) -> str | None:
         """The session's id, once the prompt was sent."""
-        return self._session if self._sent.sent_step(AcpStep.PROMPT) else None
-
-    @property
-    def announced(self) -> str | None:
-        """The session's id, once the session is open."""
-        return self._session
+        return self.announced if name_of(AcpStep.PROMPT) in self._sent else None
 
     @property
     def is_final(self) -> bool:
@@ -269,7 +175,7 @@ class AcpMachine:
         """Usage counted so far."""
         model = answering(self._result)
         if not model and (self._result is not None or not self._updates.is_silent):  # the model has answered
-            model = self.goals.model or current(self._offers, "model")
+            model = self.goals.model or self._current("model")
         return replace(self._updates.total(self._result), model=shown(model) or None)
 
     @property
@@ -277,19 +183,22 @@ class AcpMachine:
         """The last message of the answer."""
         return self._updates.text
 
-    @property
-    def last_whole(self) -> str | None:
-        """None: ACP has no way to rewind a session."""
-        return None
-
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one message of the agent, and return the outputs in the message."""
-        self._shown = []
+        self._outputs = []
+        method = text(event, "method")
         try:
-            self._handle(event)
+            if method == "session/update":
+                self._update(at(event, "params"))
+            elif method == "session/request_permission":
+                self._permission_requested(at(event, "id"), at(event, "params"))
+            elif method and "id" in event:
+                self._send(refusal(at(event, "id"), method))
+            elif not method:
+                self._step(event)
         except BackendError as error:
             self._failure = self._failure or error
-        return self._shown
+        return self._outputs
 
     def end(self, ending: ProcessEnd) -> TurnAnswer:
         """Return the answer, or the question for a person. Raises BackendError if the turn failed."""
@@ -298,165 +207,207 @@ class AcpMachine:
         if self.permission_request is not None:
             question = self.permission_request.question
             words = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
-            return self._answer(replace(TurnAnswer(words), question=question))
+            return TurnAnswer(words, usage=self.usage, question=question)
         if self._result is None:
-            raise self._failure_of(*no_outcome(self._agent.title, ending, PHRASES))
+            raise self._failed(*no_outcome(self._title, ending, PHRASES))
         reason = text(self._result, "stopReason")
         wrong = stopped_by_denial(reason, self._denied, is_silent=self._updates.is_silent)
         if reason == "end_turn":
-            wrong = wrong or error_in_text(self._agent.agent, self._result, self._updates, self.goals.prompt)
+            wrong = wrong or error_in_text(self._agent, self._result, self._updates, self.goals.prompt)
         if wrong is not None:
-            raise self._failure_of(wrong[0], f"{self._agent.title}: {wrong[1]}")
-        return self._answer(TurnAnswer(self._updates.answer, reasons=[reason or "none given"]))
+            raise self._failed(wrong[0], f"{self._title}: {wrong[1]}")
+        return TurnAnswer(self._updates.answer, usage=self.usage, reasons=[reason or "none given"])
 
-    def _answer(self, answered: TurnAnswer) -> TurnAnswer:
-        return replace(answered, usage=self.usage, denied=tuple(self._denied))
+    def _failed(self, kind: ErrorKind, message: str) -> BackendError:
+        wait, continues = seconds_left(message, self._now()), self.session_id is not None
+        return failure(kind, message, wait=wait, usage=self.usage, continues_session=continues)
 
-    def _failure_of(self, kind: ErrorKind, message: str) -> BackendError:
-        wait, goes_on = seconds_left(message, self._now()), self.session_id is not None
-        return failure(kind, message, wait=wait, usage=self.usage, continues_session=goes_on)
-
-    def _error_failure(
-        self, event: Mapping[str, JsonValue], more: str = "", *, opens_session: bool = False
-    ) -> BackendError:
-        kind, message = error_of(at(event, "error"), opens_session=opens_session)
-        return self._failure_of(kind, f"{self._agent.title}: {message}{more}")
+    def _lost(self, reason: str) -> BackendError:
+        return failure(ErrorKind.SESSION_LOST, reason)
 
     def _show(self, kind: Literal["waiting", "notice"], words: str) -> None:
-        self._shown.append(Output(kind, words, self.usage))
-
-    def _handle(self, event: Mapping[str, JsonValue]) -> None:
-        method = text(event, "method")
-        if method == "session/update":
-            self._update(at(event, "params"))
-        elif method == "session/request_permission":
-            self._permission_requested(at(event, "id"), at(event, "params"))
-        elif method and "id" in event:
-            self._sent.send(refusal(at(event, "id"), method))
-        elif not method:
-            self._step(event)
+        self._outputs.append(Output(kind, words, self.usage))
 
     def _step(self, event: Mapping[str, JsonValue]) -> None:
         """Handle the answer to a request of this client. Unknown and repeated answers are ignored."""
         identity = at(event, "id")
         step = next((step for step in AcpStep if type(identity) is int and step.value == identity), None)
-        if step is not None and self._sent.has_step(step) and step not in self._answered_steps:
+        if step is None or step in self._answered_steps:
+            return
+        if name_of(step) in self._sent or name_of(step) in self._queue:
             self._answered_steps.add(step)
             self._steps[step](event)
 
     def _initialized(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
-            raise self._error_failure(event)
-        self._agent = capabilities_of(at(event, "result"))
+            kind, message = error_of(at(event, "error"))
+            raise self._failed(kind, f"{self._title}: {message}")
+        result = at(event, "result")
+        name, version = text(result, "agentInfo", "name"), at(result, "protocolVersion")
+        title = shown(text(result, "agentInfo", "title") or name or "the agent", 60)
+        if version != VERSION:
+            message = f"{title} speaks version {version!r} of ACP; plait needs version {VERSION}"
+            raise failure(ErrorKind.INVALID_REQUEST, message)
+        self._title, self._agent = title, acp_agent_named(name)
+        self._loads = at(result, "agentCapabilities", "loadSession") is True
+        abilities = at(result, "agentCapabilities", "sessionCapabilities")
+        if isinstance(abilities, dict):
+            self._abilities = {name for name, form in abilities.items() if form is not None and form is not False}
+        self._login_methods = at(result, "authMethods")
         self._open(AcpStep.OPEN)
 
     def _open(self, step: AcpStep) -> None:
-        if not self._sent.has_step(step):
-            message = open_message(step, self._call, self.goals.cwd, self._agent, checks=bool(self._prompts_to_find))
-            self._opens = text(message, "method")
-            self._sent.send(message)
+        """Send the request that opens the session, which makes the agent send the session's earlier messages if a
+        prompt is to be found in them. Raise BackendError (session_lost) if the agent cannot open the session.
+        """
+        if name_of(step) in self._sent:
+            return
+        call = self._call
+        params: Message = {"cwd": self.goals.cwd, "mcpServers": []}
+        self._opening = "session/new"
+        if call.resume:
+            if call.session_id is None:
+                raise self._lost("the session id is unknown")
+            if self._agent.spoils_loaded:
+                raise self._lost(f"{self._title} loses sessions by loading them")
+            resumes = "resume" in self._abilities
+            if not (self._loads or resumes):
+                raise self._lost(f"{self._title} cannot continue a session")
+            loads = self._loads and (self._prompts_to_find or not resumes)
+            self._opening = "session/load" if loads else "session/resume"
+            params = {"sessionId": call.session_id, **params}
+        elif call.forks is not None:
+            if "fork" not in self._abilities:
+                raise self._lost(f"{self._title} cannot fork a session")
+            self._opening = "session/fork"
+            params = {"sessionId": call.forks, **params}
+        self._send(request(step, self._opening, params))
 
     @property
     def _prompts_to_find(self) -> Sequence[str]:
-        return self.goals.holds or (self.goals.earlier_prompts if self._agent.agent.counts_sessions else ())
+        return self.goals.holds or (self.goals.earlier_prompts if self._agent.counts_sessions else ())
 
     def _session_answered(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
-            self._session_refused(event)
-            return
-        self._offers = at(event, "result")
-        self._session = text(self._offers, "sessionId") or self._session
-        if self._session is None:
-            raise self._failure_of(
-                ErrorKind.INVALID_REQUEST, f"{self._agent.title} opened a session without an id; update the agent"
-            )
-        self._settings = list(settings(self._offers, self._session, self.goals.model, self.goals.mode))
+            wants_login = at(event, "error", "code") == AUTH_REQUIRED
+            if wants_login and self.goals.auth_method is not None and AcpStep.AUTHENTICATE not in self._answered_steps:
+                self._send(request(AcpStep.AUTHENTICATE, "authenticate", {"methodId": self.goals.auth_method}))
+                return
+            raise self._refused(event, opens_session=self._opening != "session/new")
+        self._session = at(event, "result")
+        self.announced = text(self._session, "sessionId") or self.announced
+        if self.announced is None:
+            message = f"{self._title} opened a session without an id; update the agent"
+            raise self._failed(ErrorKind.INVALID_REQUEST, message)
+        self._settings = [
+            *self._setting(AcpStep.MODEL, "model", self.goals.model),
+            *self._setting(AcpStep.MODE, "mode", self.goals.mode),
+        ]
         self._send_next()
 
-    def _session_refused(self, event: Mapping[str, JsonValue]) -> None:
-        wants_login = at(event, "error", "code") == AUTH_REQUIRED and AcpStep.AUTHENTICATE not in self._answered_steps
-        if wants_login and self.goals.auth_method is not None:
-            self._sent.send(request(AcpStep.AUTHENTICATE, "authenticate", {"methodId": self.goals.auth_method}))
-            return
-        raise self._error_failure(event, self._login_hint(event), opens_session=self._opens != "session/new")
-
-    def _login_hint(self, event: Mapping[str, JsonValue]) -> str:
-        if at(event, "error", "code") != AUTH_REQUIRED:
-            return ""
-        methods = list_login_methods(self._agent.login_methods)
-        return f"; log in with the agent's own command, or set auth_method to one of: {methods}"
+    def _refused(self, event: Mapping[str, JsonValue], *, opens_session: bool = False) -> BackendError:
+        """Return the error of a session or a prompt that the agent refused."""
+        kind, message = error_of(at(event, "error"), opens_session=opens_session)
+        if at(event, "error", "code") == AUTH_REQUIRED:
+            methods = list_login_methods(self._login_methods)
+            message += f"; log in with the agent's own command, or set auth_method to one of: {methods}"
+        return self._failed(kind, f"{self._title}: {message}")
 
     def _authenticated(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
             kind, message = error_of(at(event, "error"))
             kind = kind if kind is ErrorKind.RATE_LIMITED else ErrorKind.AUTH
-            raise self._failure_of(
-                kind, f"{self._agent.title}: {message}; login methods: {list_login_methods(self._agent.login_methods)}"
-            )
+            methods = list_login_methods(self._login_methods)
+            raise self._failed(kind, f"{self._title}: {message}; login methods: {methods}")
         self._open(AcpStep.OPEN_AGAIN)
+
+    def _setting(self, step: AcpStep, what: str, name: str | None) -> Iterator[Message]:
+        """Yield the request that sets the "model" or "mode" with the id or name `name`, unless it is set."""
+        offers = self._offers(what)
+        chosen = name if name in dict(offers) else next((identity for identity, title in offers if title == name), name)
+        if chosen is None or self._current(what) == chosen:
+            return
+        option = self._option(what)
+        params: Message = {"sessionId": self.announced}
+        if option is not None and at(self._session, f"{what}s") is None:
+            yield request(step, "session/set_config_option", {**params, "configId": at(option, "id"), "value": chosen})
+        else:
+            yield request(step, f"session/set_{what}", {**params, f"{what}Id": chosen})
+
+    def _offers(self, what: str) -> Sequence[tuple[str, str]]:
+        """Return the ids and names of the models or modes offered by the session."""
+        if offers := tables(self._session, f"{what}s", f"available{what.title()}s"):
+            return [(text(one, "modelId") or text(one, "id"), text(one, "name")) for one in offers]
+        groups = tables(self._option(what), "options")
+        options = (option for group in groups for option in tables(group, "options") or [group])
+        return [(text(option, "value"), text(option, "name")) for option in options]
+
+    def _current(self, what: str) -> str:
+        """Return the id of the session's current "model" or "mode"; empty if unknown."""
+        return text(self._session, f"{what}s", f"current{what.title()}Id") or text(self._option(what), "currentValue")
+
+    def _option(self, what: str) -> Mapping[str, JsonValue] | None:
+        options = tables(self._session, "configOptions")
+        return next((one for one in options if what in {text(one, "category"), text(one, "id")}), None)
 
     def _send_next(self) -> None:
         """Send the next setting, or the prompt."""
-        if self._opens == "session/load" and not self._updates.holds(self._prompts_to_find):
-            raise self._failure_of(
-                ErrorKind.SESSION_LOST, "the session does not hold the earlier prompt; start a new session"
-            )
+        if self._opening == "session/load" and not self._updates.holds(self._prompts_to_find):
+            message = "the session does not hold the earlier prompt; start a new session"
+            raise self._failed(ErrorKind.SESSION_LOST, message)
         while self._settings:
-            message = self._settings.pop(0)
-            if self._sent.was_sent(message) or not self._sent.sent_step(AcpStep.PROMPT):
-                self._sent.send(message)
+            setting = self._settings.pop(0)
+            if name_of(setting) in self._sent or name_of(AcpStep.PROMPT) not in self._sent:
+                self._send(setting)
                 return
-        self._begun = True
+        self._has_prompt = True
         words: JsonValue = [{"type": "text", "text": self.goals.prompt}]
-        self._sent.send(request(AcpStep.PROMPT, "session/prompt", {"sessionId": self._session, "prompt": words}))
+        self._send(request(AcpStep.PROMPT, "session/prompt", {"sessionId": self.announced, "prompt": words}))
 
     def _setting_answered(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event:
             what = "model" if at(event, "id") == AcpStep.MODEL.value else "mode"
-            names = ", ".join(identity for identity, _ in choices(self._offers, what)) or f"no {what} to choose"
-            raise self._failure_of(
-                ErrorKind.INVALID_REQUEST, f"{error_of(at(event, 'error'))[1]}; the agent offers {names}"
-            )
+            names = ", ".join(identity for identity, _ in self._offers(what)) or f"no {what} to choose"
+            message = f"{error_of(at(event, 'error'))[1]}; the agent offers {names}"
+            raise self._failed(ErrorKind.INVALID_REQUEST, message)
         self._send_next()
 
     def _prompt_answered(self, event: Mapping[str, JsonValue]) -> None:
         if "error" in event and self.permission_request is None:
-            raise self._error_failure(event, self._login_hint(event))
+            raise self._refused(event)
         self._result = at(event, "result") or {}
 
     def _update(self, params: JsonValue) -> None:
         update = at(params, "update")
-        if not self._begun:
+        if not self._has_prompt:
             self._updates.past(update)
-        elif text(params, "sessionId") == self._session:
-            seen = self._updates.read(update)
-            self._shown += seen if self.permission_request is None else []
+        elif text(params, "sessionId") == self.announced:
+            outputs = self._updates.read(update)
+            self._outputs += outputs if self.permission_request is None else []
 
     def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
         """Handle a permission request."""
         if self._is_cancelled:
-            self._sent.send(answer(identity, _CANCELLED))
+            self._send(answer(identity, _CANCELLED))
             return
-        permission, goals = permission_request(params), self.goals
-        was_answered = self._sent.was_sent(answer(identity, None)) and not self._sent.was_sent(self._cancellation())
-        if (
-            self.permission_request is None
-            and not was_answered
-            and needs_person(permission, goals.permissions, goals.grant)
-        ):
+        permission, goals, cancellation = permission_request(params), self.goals, self._cancellation()
+        was_answered = name_of(answer(identity, None)) in self._sent and name_of(cancellation) not in self._sent
+        asks = needs_person(permission, goals.permissions, goals.grant) and not was_answered
+        if asks and self.permission_request is None:
             self.permission_request = permission
             self._show("waiting", permission.question.text)
-            self._sent.send(self._cancellation())
-        option = None if self.permission_request is not None else choose(permission, goals.permissions, goals.grant)
-        chosen: JsonValue = {"outcome": {"outcome": "selected", "optionId": option.identity}} if option else _CANCELLED
-        self._sent.send(answer(identity, chosen))
+            self._send(cancellation)
         if self.permission_request is not None:
+            self._send(answer(identity, _CANCELLED))
             return
-        self._shown += self._updates.tool(at(params, "toolCall"))
+        option = choose(permission, goals.permissions, goals.grant)
+        selected: JsonValue = {"outcome": "selected", "optionId": option.identity} if option else None
+        self._send(answer(identity, {"outcome": selected} if selected else _CANCELLED))
+        self._outputs += self._updates.tool(at(params, "toolCall"))
         if option is None or option.kind.startswith("reject"):
             self._updates.is_silent = True
             self._denied.append(permission.about)
             self._show("notice", f"not allowed: {permission.about}")
 
     def _cancellation(self) -> Message:
-        return notification("session/cancel", {"sessionId": self._session})
+        return notification("session/cancel", {"sessionId": self.announced})

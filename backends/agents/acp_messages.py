@@ -17,11 +17,12 @@ from plait.backends.agents.agent_catalog import CatalogEntry
 from plait.backends.agents.agent_errors import COMMON, THROTTLED, Phrases, classify, kind_of_failure
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text
-from plait.backends.json_fields import at, count, describe_tool_call, number, tables, text
+from plait.backends.json_fields import at, count, counted, describe_tool_call, number, tables, text
+from plait.backends.whole_answer import kind_of_reason
 from plait.dialogue import Question
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue, value
-from plait.safe_text import clean_text, parse_json, shown
+from plait.safe_text import clean_text, shown
 from plait.usage import NO_USAGE, Usage
 
 Message: TypeAlias = "dict[str, JsonValue]"
@@ -63,13 +64,12 @@ def refusal(identity: JsonValue, method: str) -> Message:
     return {"jsonrpc": "2.0", "id": identity, "error": error}
 
 
-def encoded(message: Message) -> bytes:
-    """Return the message as a line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def name_of(message: Mapping[str, JsonValue]) -> str:
-    """Return a name that identifies a message to the agent within a turn: each message is sent once."""
+def name_of(message: Mapping[str, JsonValue] | AcpStep) -> str:
+    """Return a name that identifies a message to the agent, or the request of a step, within a turn: each message is
+    sent once.
+    """
+    if isinstance(message, AcpStep):
+        return f"request {message.value}"
     identity = json.dumps(at(message, "id"))
     if "method" not in message:
         return f"answer {identity}"
@@ -83,21 +83,11 @@ def prompt_of(message: Mapping[str, JsonValue]) -> str | None:
     return "".join(text(part, "text") for part in tables(at(message, "params"), "prompt"))
 
 
-def decoded(line: bytes) -> Message | None:
-    """Return the message in a line to the agent; None if the line is no message."""
-    try:
-        message = parse_json(line.decode())
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None
-
-
 PermissionPolicy: TypeAlias = Literal["deny", "allow", "ask"]
 _FIRST: Mapping[str, Sequence[str]] = {
     "allow": ("allow_once", "allow_always"),
     "deny": ("reject_once", "reject_always"),
 }
-_MARKED = re.compile(r"(.*)\?asks-([0-9a-f]{16})", re.DOTALL)
 
 
 @value
@@ -139,8 +129,13 @@ class PermissionRequest:
 
 def permission_request(params: JsonValue) -> PermissionRequest:
     """Return the request in the parameters of `session/request_permission`."""
-    tool = at(params, "toolCall")
-    return PermissionRequest(_action_id(tool), describe(tool), _options(params))
+    tool, options = at(params, "toolCall"), list[Option]()
+    for offer in tables(params, "options"):
+        identity, name = text(offer, "optionId"), shown(text(offer, "name"), 200)
+        if not name or any(option.name == name for option in options):
+            name = f"{name} ({shown(identity, 100)})".lstrip()
+        options.append(Option(identity, name, text(offer, "kind")))
+    return PermissionRequest(_action_id(tool), describe(tool), options)
 
 
 def describe(tool: JsonValue) -> str:
@@ -162,17 +157,6 @@ def choose(request: PermissionRequest, policy: PermissionPolicy, grant: Grant | 
 def needs_person(request: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> bool:
     """Return whether a person has to decide and has not decided yet."""
     return policy == "ask" and bool(request.options) and (grant is None or grant.action_id != request.action_id)
-
-
-def marked(session_id: str, request: PermissionRequest) -> str:
-    """Return the session id, extended by the id of the request, so that the answer can be matched to the request."""
-    return f"{session_id}?asks-{request.action_id}"
-
-
-def unmarked(session_id: str | None) -> tuple[str | None, str | None]:
-    """Return the plain session id, and the id of the action if `session_id` is marked."""
-    match = _MARKED.fullmatch(session_id or "")
-    return (match[1], match[2]) if match else (session_id, None)
 
 
 def answer_prompt(answer: str) -> str:
@@ -197,16 +181,6 @@ def _action_id(tool: JsonValue) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-def _options(params: JsonValue) -> list[Option]:
-    options: list[Option] = []
-    for offer in tables(params, "options"):
-        identity, name = text(offer, "optionId"), shown(text(offer, "name"), 200)
-        if not name or any(option.name == name for option in options):
-            name = f"{name} ({shown(identity, 100)})".lstrip()
-        options.append(Option(identity, name, text(offer, "kind")))
-    return options
-
-
 _UNNUMBERED = "\0"
 _TELLING = 500
 """Number of characters that identify a prompt."""
@@ -216,7 +190,7 @@ class Updates:
     """All updates of one turn. Earlier messages, sent by an agent that loads a session, are kept separately."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self._past_prompts: list[str] = []
         """Pieces of the user's earlier prompts."""
         self.used_tools = False
         self.is_silent = True
@@ -226,7 +200,7 @@ class Updates:
         self._notes = 0
         self._ends_in_text = False
         """Whether no tool was called since the last piece of text."""
-        self._shown: dict[str, str] = {}
+        self._tools: dict[str, str] = {}
         self._counted = NO_USAGE
         self._cost: float | None = None
 
@@ -236,7 +210,7 @@ class Updates:
         there is nothing else.
         """
         last = [*reversed(self._messages.items())]
-        numbered = (message for known, message in last if not known.startswith(_UNNUMBERED))
+        numbered = (message for identity, message in last if not identity.startswith(_UNNUMBERED))
         return next(numbered, last[0][1] if last else "")
 
     @property
@@ -252,12 +226,12 @@ class Updates:
     def past(self, update: JsonValue) -> None:
         """Read an update about an earlier turn."""
         if text(update, "sessionUpdate") == "user_message_chunk":
-            self.heard.append(text(update, "content", "text"))
+            self._past_prompts.append(text(update, "content", "text"))
 
     def holds(self, prompts: Sequence[str]) -> bool:
         """Return whether one of `prompts` was sent earlier, or `prompts` is empty."""
-        heard = " ".join("".join(self.heard).split())
-        return not prompts or any(" ".join(prompt.split())[:_TELLING] in heard for prompt in prompts)
+        prompts_text = " ".join("".join(self._past_prompts).split())
+        return not prompts or any(" ".join(prompt.split())[:_TELLING] in prompts_text for prompt in prompts)
 
     def read(self, update: JsonValue) -> Sequence[Output]:
         """Read an update, and return its outputs."""
@@ -300,11 +274,11 @@ class Updates:
         if not (text(update, "title") or at(update, "rawInput")):
             return []
         identity, words = text(update, "toolCallId"), describe(update)
-        if identity not in self._shown:
+        if identity not in self._tools:
             self._ends_in_text = False
-        if self._shown.get(identity) == words:
+        if self._tools.get(identity) == words:
             return []
-        self._shown[identity] = words
+        self._tools[identity] = words
         return [Output("tool", words, self.usage)]
 
 
@@ -323,14 +297,8 @@ def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:
     if read + written != total:
         read += cache_read + cache_write
         written = max(written, total - read)
-    cache_read = min(read, cache_read)
-    return Usage(
-        read,
-        written,
-        cache_read_tokens=cache_read,
-        cache_write_tokens=min(read - cache_read, cache_write),
-        reasoning_tokens=min(written, count(usage, "thoughtTokens")),
-    )
+    thought = count(usage, "thoughtTokens")
+    return counted(read, written, cache_read=cache_read, cache_write=cache_write, reasoning=thought)
 
 
 PHRASES: Phrases = (
@@ -356,7 +324,6 @@ _BY_WORD: Mapping[str, ErrorKind] = {
     "authentication_failed": ErrorKind.AUTH,
     "billing_error": ErrorKind.AUTH,
     "invalid_request": ErrorKind.INVALID_REQUEST,
-    "max_output_tokens": ErrorKind.TRUNCATED,
 }
 _IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
 _BY_CODE: Mapping[int, ErrorKind] = {
@@ -372,17 +339,17 @@ def error_of(error: JsonValue, *, opens_session: bool = False) -> tuple[ErrorKin
     """Return kind and message of a JSON-RPC `error`; `opens_session` if the error may mean that the session cannot be
     continued.
     """
-    code = _code(error)
-    message = _message(error)
+    code, message = at(error, "code"), _message(error)
+    code = code if isinstance(code, int) else int(number(error, "code") or 0)
     if opens_session and code != AUTH_REQUIRED:
         kind = classify(message, (*PHRASES, *_LOST))
         if code == NOT_FOUND or kind is ErrorKind.SESSION_LOST:
             return ErrorKind.SESSION_LOST, message
     if THROTTLED in message.lower():
         return ErrorKind.OVERLOADED, message
-    word = _BY_WORD.get(text(error, "data", "errorKind"))
-    if word is not None:
-        return word, message
+    word = text(error, "data", "errorKind")
+    if named := _BY_WORD.get(word) or kind_of_reason(word):
+        return named, message
     if 400 <= code < 600:
         return classify(message, PHRASES, code), message
     return _BY_CODE.get(code) or classify(message, PHRASES), message
@@ -423,11 +390,6 @@ def list_login_methods(methods: JsonValue) -> str:
     """Return the login methods offered in the agent's answer to `initialize`."""
     ways = [f"{text(way, 'id')} ({text(way, 'name')})" for way in tables({"all": methods}, "all")]
     return shown(", ".join(ways) or "none", 200)
-
-
-def _code(error: JsonValue) -> int:
-    code = at(error, "code")
-    return code if isinstance(code, int) else int(number(error, "code") or 0)
 
 
 def _words(value: JsonValue, name: str) -> str:

@@ -25,11 +25,6 @@ ACP = "acp"
 """Kind of the backend shared by all agents without a backend of their own."""
 ACP_BACKEND = "acp_agent:AcpBackend"
 """Its class, as `CatalogEntry.backend`."""
-NETWORK = (
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE"),
-)
-"""Variables that configure network access. Every agent may have these variables."""
 
 
 @value
@@ -40,7 +35,7 @@ class Login:
     exists or `may_be_elsewhere` holds, and missing if neither does.
     """
 
-    how: str = ""
+    command: str = ""
     """Command to log in."""
     folder: tuple[str, str] = ("HOME", "~")
     """An environment variable with the folder of `files`, and the default folder."""
@@ -96,7 +91,7 @@ class CatalogEntry:
 
 
 _CLAUDE_LOGIN = Login(
-    how="claude auth login",
+    command="claude auth login",
     folder=("CLAUDE_CONFIG_DIR", "~/.claude"),
     files=(".credentials.json",),
     keys=("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
@@ -104,7 +99,7 @@ _CLAUDE_LOGIN = Login(
     may_be_elsewhere=sys.platform == "darwin",  # credentials are in the keychain
 )
 _CODEX_LOGIN = Login(
-    how="codex login",
+    command="codex login",
     folder=("CODEX_HOME", "~/.codex"),
     files=("auth.json",),
     keys=("CODEX_API_KEY", "OPENAI_API_KEY"),
@@ -116,22 +111,19 @@ _CLAUDE_SETS = {
     "DISABLE_ERROR_REPORTING": "1",
     "DISABLE_TELEMETRY": "1",
 }
-_OPENAI = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_HOST", "OPENAI_MODEL", "OPENROUTER_API_KEY")
-_ANTHROPIC = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_MODEL", "ANTHROPIC_HOST",
-              "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CONFIG_DIR", "CLAUDE_CODE_TMPDIR")  # fmt: skip
 _CLAUDE = (
-    *_ANTHROPIC,
-    *("ANTHROPIC_CUSTOM_HEADERS", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL"),
-    *("ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_FOUNDRY_API_KEY", "ANTHROPIC_FOUNDRY_BASE_URL"),
-    *("ANTHROPIC_FOUNDRY_RESOURCE", "ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_VERTEX_PROJECT_ID", "AWS_ACCESS_KEY_ID"),
-    *("AWS_BEARER_TOKEN_BEDROCK", "AWS_CONFIG_FILE", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_REGION"),
-    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"),
-    *("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_VERTEX", "CLOUD_ML_REGION"),
-    *("GOOGLE_APPLICATION_CREDENTIALS", "MAX_THINKING_TOKENS"),
+    *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS"),
+    *("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL"),
+    *("ANTHROPIC_FOUNDRY_API_KEY", "ANTHROPIC_FOUNDRY_BASE_URL", "ANTHROPIC_FOUNDRY_RESOURCE", "ANTHROPIC_MODEL"),
+    *("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_VERTEX_PROJECT_ID", "AWS_ACCESS_KEY_ID", "AWS_BEARER_TOKEN_BEDROCK"),
+    *("AWS_CONFIG_FILE", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_REGION", "AWS_SECRET_ACCESS_KEY"),
+    *("AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE", "CLAUDE_CODE_MAX_OUTPUT_TOKENS", "CLAUDE_CODE_OAUTH_TOKEN"),
+    *("CLAUDE_CODE_TMPDIR", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_FOUNDRY", "CLAUDE_CODE_USE_VERTEX"),
+    *("CLAUDE_CONFIG_DIR", "CLOUD_ML_REGION", "GOOGLE_APPLICATION_CREDENTIALS", "MAX_THINKING_TOKENS"),
 )
-_GOOGLE = ("GEMINI_API_KEY", "GOOGLE_API_KEY", "GEMINI_MODEL", "GOOGLE_GEMINI_BASE_URL", "GOOGLE_CLOUD_PROJECT",
-           "GOOGLE_CLOUD_LOCATION", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_APPLICATION_CREDENTIALS",
-           "GOOGLE_VERTEX_BASE_URL", "GEMINI_CLI_TRUST_WORKSPACE", "GEMINI_SYSTEM_MD")  # fmt: skip
+_CODEX = ("CODEX_API_KEY", "CODEX_HOME", "OPENAI_API_KEY")
+_ANY_PROVIDER = ("ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENROUTER_API_KEY")
+"""For agents that take the models of any provider; none of what only another agent reads."""
 
 AGENTS: tuple[CatalogEntry, ...] = (
     CatalogEntry(
@@ -155,7 +147,7 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("0.169.0",),
         memory=43,
         login=_CODEX_LOGIN,
-        passes=("CODEX_API_KEY", "CODEX_HOME", "OPENAI_API_KEY"),
+        passes=_CODEX,
         backend="codex:CodexBackend",
     ),
     CatalogEntry(
@@ -165,13 +157,17 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("0.61.0",),
         memory=182,
         login=Login(
-            how="gemini",
+            command="gemini",
             folder=("GEMINI_CLI_HOME", "~"),
             files=(".gemini/oauth_creds.json", ".gemini/gemini-credentials.json"),
             keys=("GEMINI_API_KEY", "GOOGLE_API_KEY"),
             elsewhere=("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_GENAI_USE_VERTEXAI"),
         ),
-        passes=("GEMINI_CLI_HOME", "GOOGLE_GENAI_USE_GCA", *_GOOGLE),
+        passes=(
+            *("GEMINI_API_KEY", "GEMINI_CLI_HOME", "GEMINI_CLI_TRUST_WORKSPACE", "GEMINI_MODEL", "GEMINI_SYSTEM_MD"),
+            *("GOOGLE_API_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_LOCATION", "GOOGLE_CLOUD_PROJECT"),
+            *("GOOGLE_GEMINI_BASE_URL", "GOOGLE_GENAI_USE_GCA", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_VERTEX_BASE_URL"),
+        ),
         sets={"GEMINI_CLI_NO_RELAUNCH": "true", "GEMINI_TELEMETRY_ENABLED": "false"},
         arguments=("--acp",),
         calls_itself="gemini-cli",
@@ -185,14 +181,14 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("1.52.0",),
         memory=72,
         login=Login(
-            how="goose configure",
+            command="goose configure",
             folder=("XDG_CONFIG_HOME", "~/.config"),
             files=("goose/secrets.yaml",),
             may_be_elsewhere=True,  # in a keyring
         ),
         passes=(
             *("GOOSE_PROVIDER", "GOOSE_MODEL", "GOOSE_MODE", "GOOSE_DISABLE_KEYRING"),
-            *(*_OPENAI, *_ANTHROPIC, *_GOOGLE),
+            *(*_ANY_PROVIDER, "ANTHROPIC_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "OPENAI_HOST"),
         ),
         arguments=("acp",),
         calls_itself="goose",
@@ -206,12 +202,16 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("1.18.33",),
         memory=406,
         login=Login(
-            how="opencode auth login",
+            command="opencode auth login",
             folder=("XDG_DATA_HOME", "~/.local/share"),
             files=("opencode/auth.json",),
             may_be_elsewhere=True,  # in its settings, as for qwen
         ),
-        passes=("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", *_OPENAI, *_ANTHROPIC, *_GOOGLE),
+        passes=(
+            *("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT", *_ANY_PROVIDER, "ANTHROPIC_AUTH_TOKEN"),
+            *("ANTHROPIC_BASE_URL", "GEMINI_API_KEY", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_LOCATION"),
+            "GOOGLE_CLOUD_PROJECT",
+        ),
         sets={"OPENCODE_DISABLE_AUTOUPDATE": "1"},
         arguments=("acp",),
         calls_itself="opencode",
@@ -224,12 +224,12 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("0.24.4",),
         memory=188,
         login=Login(
-            how="qwen",
+            command="qwen",
             folder=("QWEN_HOME", "~/.qwen"),
             files=("oauth_creds.json",),
             may_be_elsewhere=True,
         ),
-        passes=("DASHSCOPE_API_KEY", "QWEN_HOME", *_OPENAI),
+        passes=("DASHSCOPE_API_KEY", "QWEN_HOME", "OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_MODEL"),
         arguments=("--acp",),
         calls_itself="qwen-code",
     ),
@@ -252,7 +252,7 @@ AGENTS: tuple[CatalogEntry, ...] = (
         tested=("2.6.0",),
         memory=249,  # RSS, as above
         login=_CODEX_LOGIN,
-        passes=("CODEX_HOME", "CODEX_API_KEY", *_OPENAI),
+        passes=(*_CODEX, "OPENAI_BASE_URL"),
         calls_itself="codex-acp",
         forks=True,
         counts_answers=True,

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from plait.backends.agents.agent_protocol import ProcessEnd
-from plait.backends.agents.output_lines import plain
+from plait.backends.agents.agent_output import ProcessEnd, plain
 from plait.backends.error_kinds import kind_of, read_error, reports_limit
+from plait.backends.whole_answer import kind_of_reason
 from plait.errors import BackendError, ErrorKind
 from plait.safe_text import header_values, masked, parse_json, shown
 from plait.usage import NO_USAGE, Usage
@@ -45,6 +45,8 @@ _KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
 """Starts of lines that say where an error occurred, or in which version, but not its cause."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_REASON = re.compile(r"\breason: (\w+)")
+"""The reason for the end of an answer."""
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 
@@ -101,10 +103,10 @@ def safe_line(message: str) -> str:
     return shown(_KEYS.sub("***", message[:4000]), 300)
 
 
-def hide(error: BackendError, given: Mapping[str, str]) -> None:
-    """Mask in `error` the values of secret variables among the variables `given` to the agent."""
+def hide(error: BackendError, environment: Mapping[str, str]) -> None:
+    """Mask in `error` the values of secret variables in the agent's `environment`."""
     secrets: list[str] = []
-    for name, value in given.items():
+    for name, value in environment.items():
         if "HEADERS" in name.upper():
             secrets += header_values(value)
         elif any(word in name.upper() for word in _SECRET):
@@ -129,17 +131,14 @@ def no_outcome(
         for line in reversed(printed):
             if kind := _by_status(line):
                 return kind, f"{program}: {line}"
-    reasons = [f": {one}" for lines in (errors, printed) for one in _cause(lines)]
-    return ErrorKind.CRASHED, f"{program} {_how(ending.status)} before its turn was over{''.join(reasons)}"
+    # The last line that says why: lines added by a runtime follow the error itself.
+    causes = ([line for line in lines if not line.startswith(_BELOW)] or lines for lines in (errors, printed))
+    reasons = [f": {line}" for lines in causes for line in lines[-1:]]
+    return ErrorKind.CRASHED, f"{program} {_manner(ending.status)} before its turn was over{''.join(reasons)}"
 
 
 def _telling(text: str, noise: tuple[str, ...]) -> Sequence[str]:
     return [line for line in text.splitlines() if not line.startswith(noise) and any(map(str.isalnum, line))]
-
-
-def _cause(lines: Sequence[str]) -> Sequence[str]:
-    """Return the last line that says why: lines added by a runtime follow the error itself."""
-    return ([line for line in lines if not line.startswith(_BELOW)] or lines)[-1:]
 
 
 def _by_status(line: str) -> ErrorKind | None:
@@ -151,10 +150,12 @@ def _by_status(line: str) -> ErrorKind | None:
 
 def _by_phrase(message: str, phrases: Phrases) -> ErrorKind | None:
     lowered = message[:2000].lower()
-    return next((kind for phrase, kind in phrases if phrase in lowered), None)
+    kind = next((kind for phrase, kind in phrases if phrase in lowered), None)
+    reason = None if kind else _REASON.search(lowered)
+    return kind_of_reason(reason[1]) if reason else kind
 
 
-def _how(status: int | None) -> str:
+def _manner(status: int | None) -> str:
     if status is None:
         return "ended"
     if status >= 0:

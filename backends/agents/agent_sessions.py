@@ -19,9 +19,10 @@ from typing import Any
 
 import anyio
 
-from plait.backends.json_fields import at, tables, text
+from plait.backends.json_fields import at, counted, tables, text
 from plait.backends.process.private_files import is_locked, lock_file, private_folder, replace_file
 from plait.errors import BackendError, ErrorKind
+from plait.json_form import as_json, from_json
 from plait.usage import Usage
 
 _LOOK = 0.2  # seconds between two tries for a lock
@@ -106,18 +107,35 @@ def _name(session_id: str) -> str:
     return hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
 
 
-_KEPT = re.compile(r"(?P<session>.+-(?P<name>[0-9a-f]{32}))\.(lock|json|[0-9]+\.new)")
+_OPEN = re.compile(r"(.*)\?(asks-[0-9a-f]{16}|spent-\d+\.\d+-of-\d+\.\d+)", re.DOTALL)
 
 
-def remove_sessions_except(known: Iterable[str], folder: Path, idle: float) -> list[OSError]:
-    """Remove from `folder` the data of all sessions except the `known` sessions, and return the errors met.
+def marked(session_id: str, question: str) -> str:
+    """Return the session id, extended by the id of an open question, so that the answer can be matched to it.
+
+    The id is `asks-ACTION`, or `spent-DOLLARS-of-DOLLARS`.
+    """
+    return f"{session_id}?{question}"
+
+
+def unmarked(session_id: str | None) -> tuple[str | None, str]:
+    """Return the plain session id, and the id of the open question; empty without one."""
+    match = _OPEN.fullmatch(session_id or "")
+    return (match[1], match[2]) if match else (session_id, "")
+
+
+_SESSION_FILE = re.compile(r"(?P<session>.+-(?P<name>[0-9a-f]{32}))\.(lock|json|[0-9]+\.new)")
+
+
+def remove_sessions_except(session_ids: Iterable[str], folder: Path, idle: float) -> list[OSError]:
+    """Remove from `folder` the data of all sessions except those of `session_ids`, and return the errors met.
 
     A session is kept while its lock is held, and until `idle` seconds after the last write.
     """
-    names = {_name(session_id) for session_id in known}
+    names = {_name(unmarked(session_id)[0] or "") for session_id in session_ids}
     files: dict[str, list[Path]] = {}
     for path in folder.iterdir():
-        match = _KEPT.fullmatch(path.name)
+        match = _SESSION_FILE.fullmatch(path.name)
         if match is not None and match["name"] not in names:
             files.setdefault(match["session"], []).append(path)
     failures: list[OSError] = []
@@ -135,9 +153,6 @@ def remove_sessions_except(known: Iterable[str], folder: Path, idle: float) -> l
     return failures
 
 
-_PARTS = ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
-
-
 def first_before(folder: Path, before: Usage) -> Usage:
     """Return the cost of the session before the call with its files in `folder`.
 
@@ -153,34 +168,28 @@ def first_before(folder: Path, before: Usage) -> Usage:
 
 def _read(path: Path) -> Usage | None:
     try:
-        fields = json.loads(path.read_bytes())
-        cost = fields["cost_usd"]
-        cache_read, cache_write, reasoning = (int(fields.get(name, 0)) for name in _PARTS)
-        tokens = int(fields["input_tokens"]), int(fields["output_tokens"])
-        return Usage(*tokens, None if cost is None else float(cost), None, cache_read, cache_write, reasoning)
-    except (OSError, ValueError, TypeError, KeyError):
+        return from_json(Usage, json.loads(path.read_bytes()))
+    except (OSError, ValueError):
         return None
 
 
 def _write(path: Path, usage: Usage) -> None:
-    names = ("input_tokens", "output_tokens", "cost_usd", *_PARTS)
-    text = json.dumps({name: getattr(usage, name) for name in names})
     with suppress(OSError):
-        replace_file(path, text)
+        replace_file(path, json.dumps(as_json(usage)))
 
 
 def since(total: Usage, before: Usage) -> Usage:
     """Return the difference between two counts of a growing total."""
-    cost = None
-    if total.cost_usd is not None:
-        cost = max(0.0, total.cost_usd - (before.cost_usd or 0.0))
-    read = max(0, total.input_tokens - before.input_tokens)
-    written = max(0, total.output_tokens - before.output_tokens)
-    cache_read, cache_write, reasoning = (getattr(total, name) - getattr(before, name) for name in _PARTS)
     # The history of a conversation holds no tokens counted apart, so a part may come out larger than the whole.
-    cache_read = min(read, max(0, cache_read))
-    cache_write = min(read - cache_read, max(0, cache_write))
-    return Usage(read, written, cost, total.model, cache_read, cache_write, min(written, max(0, reasoning)))
+    return counted(
+        max(0, total.input_tokens - before.input_tokens),
+        max(0, total.output_tokens - before.output_tokens),
+        None if total.cost_usd is None else max(0.0, total.cost_usd - (before.cost_usd or 0.0)),
+        model=total.model,
+        cache_read=max(0, total.cache_read_tokens - before.cache_read_tokens),
+        cache_write=max(0, total.cache_write_tokens - before.cache_write_tokens),
+        reasoning=max(0, total.reasoning_tokens - before.reasoning_tokens),
+    )
 
 
 def digest(prompt: str) -> str:
@@ -192,12 +201,12 @@ def holds(path: Path, wanted: str) -> bool:
     """Return whether a user message in the file, one JSON object per line, has the digest `wanted`. Never raises."""
     try:
         with path.open("rb") as lines:
-            return any(b'"user"' in line and wanted in map(digest, _said(line)) for line in lines)
+            return any(b'"user"' in line and wanted in map(digest, _user_texts(line)) for line in lines)
     except OSError:
         return False
 
 
-def _said(line: bytes) -> list[str]:
+def _user_texts(line: bytes) -> list[str]:
     """Return the user's texts in a line of a session file of Claude Code (`message`) or Codex (`payload`)."""
     try:
         entry: Any = json.loads(line)

@@ -27,78 +27,63 @@ from uuid import uuid4
 
 import anyio
 
-from plait.backends.agents.agent_catalog import NETWORK, UNKNOWN, CatalogEntry, agent
+from plait.backends.agents.agent_catalog import UNKNOWN, CatalogEntry, agent
 from plait.backends.agents.agent_errors import COMMON, SchemaRefused, classify, hide, safe_line
-from plait.backends.agents.agent_protocol import Call, ProcessEnd, Reader, TurnAnswer
-from plait.backends.agents.agent_sessions import SessionInUse, Sessions, digest, first_before, holds, since
+from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, read_line
+from plait.backends.agents.agent_sessions import SessionInUse, Sessions, digest, first_before, holds, since, unmarked
 from plait.backends.agents.agent_transcript import (
     UnreportedCall,
     cut_before,
     exchanges,
     mark_reported,
+    noted_before,
     outputs_of,
     reread,
 )
-from plait.backends.agents.output_lines import read_line
 from plait.backends.backend_protocol import (
     Conversation,
     ConversationRequest,
     DetachedTurn,
     Files,
     Output,
-    Placeable,
     Reply,
 )
-from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
+from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.child_process import Child, Launch, adopted, child_environment, running
+from plait.backends.process.child_process import Child, Launch, ProgramBackend, adopted, child_environment, running
 from plait.backends.process.private_files import private_folder
-from plait.backends.process.watchdog import scratch
-from plait.backends.threads import check_answer, read_answer
-from plait.backends.turn_cancellation import cancel_requested, when_cancelled
+from plait.backends.running_turn import cancel_requested, end_of_turn, when_cancelled
+from plait.backends.threads import read_answer
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.json_form import JsonValue
 from plait.safe_text import clean_text, one_line
 from plait.usage import NO_USAGE, Usage
 
 _PATIENCE = 30.0
 """Seconds to wait until another process releases a session."""
-_EARLY = 0.5
-"""Seconds (at most a tenth of the timeout) by which a turn ends before the task's timeout, so that its usage is
-recorded.
-"""
-_MOST_PLAIN_LINES = 50
+_MAX_PLAIN_LINES = 50
+_ANSWERED = "answered"
+"""Note of the question that a turn answers, and of the answer."""
 LAST_WORD = 5.0
 """Seconds to wait for the agent to exit after its last event, because the agent may still be writing its session file.
 """
 
 
 @dataclass(eq=False, kw_only=True)
-class AgentBackend(Placeable, ABC):
+class AgentBackend(ProgramBackend, ABC):
     """Base class of the backends that run an agent's command. A subclass says what its agent differs in.
 
-    Cancelling a turn ends the agent and all its child processes: SIGTERM, three seconds, SIGKILL. When the run is being
-    cancelled, an agent with `ends_at_interrupt` receives SIGINT first, and has the grace time of the run to end.
+    When the run is being cancelled, an agent with `ends_at_interrupt` receives SIGINT before the turn is cancelled, and
+    has the grace time of the run to end.
     """
 
     command: str | None = None
     """Executable of the agent, a name on PATH or a path. None uses the agent's usual command."""
-    cwd: str | os.PathLike[str] | None = None
-    """Folder in which the agent works. None uses the current folder of this process."""
-    pass_env: Sequence[str] = ()
-    """Names of further environment variables for the agent. The agent otherwise gets only the variables that any
-    program needs, and its own keys.
-    """
     turn_timeout: float = 3600.0
     """Seconds after which a running turn is ended (`timeout`)."""
     idle_timeout: float = 900.0
     """Seconds without output after which a turn is ended (`timeout`)."""
-    on_runner_death: Literal["adopt", "kill"] = "adopt"
-    """Fate of a turn if this process is killed, provided that the request has files. "adopt": the agent works on, and
-    the process that resumes the run adopts the turn. "kill": the agent is ended.
-    """
     on_lost_session: Literal["replay", "fail"] = "replay"
     """Handling of a session that the agent no longer has. "replay": a fresh session receives the history as text, and
     the record says so. "fail": the turn fails (`session_lost`).
@@ -107,12 +92,10 @@ class AgentBackend(Placeable, ABC):
     now: Callable[[], float] = time.time
     """Clock that returns the Unix time."""
 
-    kind: ClassVar[str]
-    """The backend's kind, as named in plans."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
-    """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
+    """The settings that a task may have in place of the backend's: see `Abilities`."""
     takes_files: ClassVar[Literal["paths"]] = "paths"
-    """The prompt names the paths of a task's files: see `FileBackend`."""
+    """The prompt names the paths of a task's files: see `Abilities`."""
     chooses_session: ClassVar[bool]
     """Whether the agent accepts a session id chosen by the caller."""
     can_fork: ClassVar[bool]
@@ -142,15 +125,12 @@ class AgentBackend(Placeable, ABC):
             self.check()
         options = {name: option for name in self.adjustable if (option := getattr(request.options, name)) is not None}
         backend = replace(self, **options) if options else self
-        if request.files is not None:
-            yield backend.conversation(request, request.files)
-            return
-        with scratch() as folder:
-            yield backend.conversation(request, Files(folder / "turn" / "1", folder / "sessions"))
+        with self.files_of(request) as (files, guarded):
+            yield backend.conversation(request, files, guarded=guarded)
 
-    def conversation(self, request: ConversationRequest, files: Files) -> AgentConversation:
-        """Return a conversation that uses `files`."""
-        return AgentConversation(self, request, files)
+    def conversation(self, request: ConversationRequest, files: Files, *, guarded: bool) -> AgentConversation:
+        """Return a conversation that uses `files`. A `guarded` agent ends with this process."""
+        return AgentConversation(self, request, files, guarded=guarded)
 
     def inspect(self, files: Files) -> DetachedTurn | None:
         """Implement `DetachedBackend.inspect`."""
@@ -158,43 +138,28 @@ class AgentBackend(Placeable, ABC):
         manifest = read_manifest(calls[-1]) if calls else None
         if manifest is None or manifest.note.get("kind") != self.kind:  # the task had another backend at the time
             return None
-        reader = self.reader(Call(calls[-1]))
-        reread(reader, calls[-1])
+        reader = reread(self.reader(Call(calls[-1])), calls[-1])
         about = f"{self.kind}, pid {manifest.pid}"
         goes_on = manifest.note.get("goes_on") == "yes"
         if reader.is_final:
             return DetachedTurn("ended", reader.session_id, goes_on, about)
-        # A call guarded to die with its runner ends at any moment, or is ended by the process that resumes.
-        is_alive = manifest.is_alive and manifest.note.get("guarded") != "yes"
-        return DetachedTurn("alive" if is_alive else "dead", self.session_of(calls[-1]), goes_on, about)
+        state: Literal["alive", "dead"] = "alive" if manifest.outlives_starter else "dead"
+        return DetachedTurn(state, self.session_of(calls[-1]), goes_on, about)
 
     def session_of(self, folder: Path) -> str | None:
         """Return the session that holds the prompt of the call with its files in `folder`; None if no session is known.
 
         The evidence is the agent's output, or else the session's own file.
         """
-        reader, manifest = self.reader(Call(folder)), read_manifest(folder)
-        reread(reader, folder)
+        reader, manifest = reread(self.reader(Call(folder)), folder), read_manifest(folder)
         if reader.session_id is not None or reader.announced is None or manifest is None:
             return reader.session_id
-        prompt = manifest.note.get("input_digest", "")
-        return reader.announced if any(holds(path, prompt) for path in self.session_files(reader.announced)) else None
+        prompt, files = manifest.note.get("input_digest", ""), self.session_files(reader.announced)
+        return reader.announced if any(holds(path, prompt) for path in files) else None
 
     def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for agents with readable session files
         """Return the files in which the agent may keep the session. Empty by default."""
         return ()
-
-    @property
-    def folder(self) -> Path:
-        """The folder in which the agent works. Raises BackendUnavailable if the folder would be the working directory
-        of this process, or lie in it, and that directory has been removed.
-        """
-        try:
-            return Path(self.cwd or ".").expanduser().absolute()
-        except FileNotFoundError:
-            raise BackendUnavailable(
-                f"the working directory of this process has been removed; name another folder for {self.kind} as cwd"
-            ) from None
 
     def executable(self) -> str:
         """Return the path of the command. Raises BackendUnavailable if not found."""
@@ -218,8 +183,8 @@ class AgentBackend(Placeable, ABC):
 
     @property
     def passes(self) -> Sequence[str]:
-        """Names of the variables with keys, settings and network access that are passed on to the agent."""
-        return (*self.entry.passes, *NETWORK)
+        """Names of the variables with keys and settings that are passed on to the agent."""
+        return self.entry.passes
 
     def inherited(self) -> dict[str, str]:
         """Return the variables of this process that the agent has too."""
@@ -265,23 +230,30 @@ class AgentBackend(Placeable, ABC):
 class AgentConversation:
     """A conversation with an agent, one process per turn. See `AgentBackend`."""
 
-    def __init__(self, backend: AgentBackend, request: ConversationRequest, files: Files) -> None:
+    def __init__(self, backend: AgentBackend, request: ConversationRequest, files: Files, *, guarded: bool) -> None:
         self._backend = backend
+        self._guarded = guarded
         self._request = request
         self._files = files
         self._sessions = Sessions(files.sessions, backend.kind)
-        self._session_id = request.session_id
+        self._session_id, self._question = unmarked(request.session_id)
+        """`_question` is the id of the question that the turn answers; empty if the session id had none."""
+        self._answer = None if request.answer is None else request.answer.value
+        note = noted_before(request, files.turn, _ANSWERED)
+        self._is_new = note is None
+        """Whether the question is answered now, and not in the turn that this turn adopts or goes on with."""
+        if isinstance(note, list) and len(note) == 2:
+            self._question, self._answer = str(note[0]), note[1]
         self._exists = request.resume
         """Whether the session was made by an earlier turn or call."""
         self._noted: str | None = None
         """The session that the runner was told."""
         self._first_call_done = False
         self._calls = 0
-        self._plain_lines = deque[str](maxlen=_MOST_PLAIN_LINES)
+        self._plain_lines = deque[str](maxlen=_MAX_PLAIN_LINES)
         """The last lines of the current call's output that are no events."""
         self._rewinds = request.resumes_interrupted
-        limit = request.timeout
-        self._ends = None if limit is None else anyio.current_time() + limit - min(_EARLY, limit / 10)
+        self._ends = end_of_turn(request)
         schema = request.output_schema
         self._schema = None if schema is None else Schema(schema)
         self._enforced = schema if schema is not None and backend.takes_schema(schema) else None
@@ -303,7 +275,13 @@ class AgentConversation:
             answered = await self._first(turn, clean_text(prompt))
             data = None
             if self._schema is not None and answered.question is None:
-                answered, data = await self._fitting(turn, answered, self._schema)
+                answered, data = await fitting_answer(
+                    self._schema,
+                    answered,
+                    lambda schema, answered: read_answer(schema, answered.text, answered.data),
+                    lambda repair: self._exchange(turn, repair, repair),
+                    self._request.on_output,
+                )
         except BackendError as error:
             error.usage += _cost(turn)
             error.messages = tuple(turn) if len(turn) > 1 else ()
@@ -317,7 +295,7 @@ class AgentConversation:
         """
         sent = prompt
         if self._schema is not None and self._enforced is None:
-            sent += f"\n\nAnswer with nothing but JSON that fits this JSON Schema: {self._schema.text}"
+            sent += f"\n\n{in_words(self._request.output_schema or {})}"
         try:
             if self._request.fork_of and not self._exists and not self._backend.can_fork:
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot fork a session")
@@ -351,19 +329,6 @@ class AgentConversation:
         self._request.on_output(Output("notice", note))
         return await self._exchange(turn, prompt, replayed(self._request.history, sent), note)
 
-    async def _fitting(self, turn: list[Message], answered: TurnAnswer, schema: Schema) -> tuple[TurnAnswer, JsonValue]:
-        try:
-            return answered, await _read(answered, schema)
-        except Mismatch as mismatch:
-            problem = mismatch
-        self._request.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
-        prompt = repair_prompt(problem, schema)
-        answered = await self._exchange(turn, prompt, prompt)
-        try:
-            return answered, await _read(answered, schema)
-        except Mismatch as mismatch:
-            raise invalid_output(mismatch) from None
-
     async def _exchange(self, turn: list[Message], prompt: str, sent: str, note: str | None = None) -> TurnAnswer:
         """Make one call: send `sent`, and record the message as `prompt`, followed by `note`."""
         turn.append(Message("user", prompt))
@@ -390,7 +355,7 @@ class AgentConversation:
             error.continues_session = error.continues_session and reader.session_id is not None
             if error.retry_after is not None and call.written_at is not None:
                 error.retry_after = max(0.0, error.retry_after - (self._backend.now() - call.written_at))
-            if error.kind is ErrorKind.TIMEOUT and self._ends is not None and anyio.current_time() >= self._ends:
+            if error.kind is ErrorKind.TIMEOUT and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
             if error.kind is ErrorKind.TIMEOUT and reader.session_id is None and self._plain_lines:
                 # The agent waits, before its turn has begun, for a login perhaps that nobody will make.
@@ -418,6 +383,11 @@ class AgentConversation:
         return replace(answered, text=message.content)
 
     def _call(self, folder: Path) -> Call:
+        written_at = None
+        manifest = read_manifest(folder) if self._request.attaches else None
+        if manifest is not None and not manifest.is_alive:
+            with suppress(OSError):
+                written_at = (folder / "stdout").stat().st_mtime
         return Call(
             folder,
             self._session_id,
@@ -425,16 +395,8 @@ class AgentConversation:
             forks=None if self._exists else self._request.fork_of,
             output_schema=self._enforced,
             answer=None if self._first_call_done else self._request.answer,
-            written_at=self._written_at(folder),
+            written_at=written_at,
         )
-
-    def _written_at(self, folder: Path) -> float | None:
-        """Return when the agent that another process started wrote its last output; None if the agent is alive."""
-        manifest = read_manifest(folder) if self._request.attaches else None
-        if manifest is not None and not manifest.is_alive:
-            with suppress(OSError):
-                return (folder / "stdout").stat().st_mtime
-        return None
 
     async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         """Return the child of the call, once the child has ended and `reader` has read all its output."""
@@ -465,16 +427,13 @@ class AgentConversation:
                 raise
 
     def _until(self) -> float:
-        until = anyio.current_time() + self._backend.turn_timeout
-        return until if self._ends is None else min(until, self._ends)
+        return min(anyio.current_time() + self._backend.turn_timeout, self._ends)
 
     @asynccontextmanager
     async def _child(self, call: Call, sent: str, cut: list[UnreportedCall]) -> AsyncGenerator[Child]:
         """Start the child of the call, or adopt it from the process that did; leaving ends the child."""
         async with AsyncExitStack() as stack:
-            child = None
-            if self._request.attaches and read_manifest(call.folder) is not None:
-                child = await stack.enter_async_context(adopted(call.folder))
+            child = await stack.enter_async_context(adopted(call.folder)) if self._request.attaches else None
             if child is None:
                 launch = await self._launch(call, sent, cut, stack)
                 child = await stack.enter_async_context(running(launch, call.folder))
@@ -500,7 +459,6 @@ class AgentConversation:
             call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
         text = backend.input_text(call, sent)
-        guarded = request.files is None or backend.on_runner_death == "kill"
         # The agent's own spans join the trace of the run.
         trace = {} if request.traceparent is None else {"TRACEPARENT": request.traceparent}
         return Launch(
@@ -513,18 +471,14 @@ class AgentConversation:
                 "kind": backend.kind,
                 "goes_on": "yes" if request.resumes_interrupted else "no",
                 "input_digest": digest(text),
-                "guarded": "yes" if guarded else "no",
-                **self._notes(),
+                # For a process that adopts the turn.
+                **({_ANSWERED: json.dumps([self._question, self._answer])} if self._question else {}),
             },
-            guarded=guarded,
+            guarded=self._guarded,
         )
 
     def _words(self, call: Call) -> Sequence[str]:
         return (self._backend.executable(), *self._backend.arguments(call))
-
-    def _notes(self) -> Mapping[str, str]:
-        """Return the notes needed by a process that adopts the turn."""
-        return {}
 
     def _on_line(self, reader: Reader, line: bytes) -> None:
         output_line = read_line(line)
@@ -579,12 +533,6 @@ def whole_turn(reader: Reader, answered: TurnAnswer, usage: Usage) -> Message:
     except BackendError as error:
         error.continues_session = reader.session_id is not None
         raise
-
-
-async def _read(answered: TurnAnswer, schema: Schema) -> JsonValue:
-    if answered.data is not None:
-        return await check_answer(schema, answered.data)
-    return await read_answer(schema, answered.text)
 
 
 def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:

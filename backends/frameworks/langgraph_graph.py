@@ -32,7 +32,7 @@ from plait.backends.extras import require
 from plait.backends.frameworks.langgraph_values import messages_of, question_of, reply_of, tokens_of
 from plait.backends.function_backend import format_traceback
 from plait.backends.output_schema import Schema
-from plait.backends.turn_cancellation import when_cancelled
+from plait.backends.running_turn import when_cancelled
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.safe_text import clean_text, one_line
@@ -79,9 +79,14 @@ class LangGraphBackend:
         require("langgraph", "langgraph")
 
     async def note_cancelled(self, session_id: str) -> None:
-        """Set `run_status` in the waiting thread of a cancelled run, if the graph declares the field."""
-        if self.can_fork:
-            await note_cancelled(self._graph, session_id)
+        """Set `run_status` in the unfinished thread of a cancelled run, if the graph declares the field."""
+        if not self.can_fork:
+            return
+        waiting, fields = _WAITING.fullmatch(session_id), RunFields(self._graph)
+        thread = waiting[1] if waiting else session_id
+        state = await self._graph.aget_state({"configurable": {"thread_id": thread}})
+        if state.next and fields.cancel(state.values):
+            await fields.save(self._graph.checkpointer, thread)
 
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
@@ -168,21 +173,17 @@ class UnstoredThread:
             raise
         except errors.GraphDrained as exc:
             await self._rest("cancelled")
-            usage = _cost(self._values, self._earlier)
-            raise BackendError(
-                ErrorKind.UNEXPECTED, f"the graph stopped between two nodes: {exc}", usage=usage
-            ) from exc
+            failure, cause = BackendError(ErrorKind.UNEXPECTED, f"the graph stopped between two nodes: {exc}"), exc
         except errors.GraphRecursionError as exc:
             await self._rest("failed")
             text = f"the graph did not end; fix its loop or raise its limit (with_config): {one_line(str(exc), 120)}"
-            raise BackendError(ErrorKind.INVALID_REQUEST, text, usage=_cost(self._values, self._earlier)) from exc
+            failure, cause = BackendError(ErrorKind.INVALID_REQUEST, text), exc
         except Exception as exc:  # of the graph's nodes
             await self._rest("failed", at_node=True)
-            detail = one_line(str(exc))
-            name = type(exc).__name__
-            text = f"{name}: {detail}" if detail else name
-            usage = _cost(self._values, self._earlier)
-            raise BackendError(ErrorKind.UNEXPECTED, text, usage=usage, traceback=format_traceback(exc)) from exc
+            text = ": ".join(filter(None, (type(exc).__name__, one_line(str(exc)))))
+            failure, cause = BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(exc)), exc
+        failure.usage = _cost(self._values, self._earlier)
+        raise failure from cause
 
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
         if self._request.answer is not None:
@@ -269,7 +270,7 @@ class Thread(UnstoredThread):
 
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
         state = await self._state()
-        mark = _mark(self._request.idempotency_key, prompt)
+        mark = hashlib.sha256(f"{self._request.idempotency_key}\0{clean_text(prompt)}".encode()).hexdigest()
         goes_on = self._is_to_go_on(state, mark)
         if not goes_on:
             state = await self._made_ready(state)
@@ -390,15 +391,6 @@ class Thread(UnstoredThread):
         return {"configurable": {"thread_id": self._thread}, "metadata": {} if mark is None else {_MARK: mark}}
 
 
-async def note_cancelled(graph: CompiledGraph, session_id: str) -> None:
-    """Write to the thread of the session, if its work is unfinished, that its run was cancelled."""
-    waiting, fields = _WAITING.fullmatch(session_id), RunFields(graph)
-    thread = waiting[1] if waiting else session_id
-    state = await graph.aget_state({"configurable": {"thread_id": thread}})
-    if state.next and fields.cancel(state.values):
-        await fields.save(graph.checkpointer, thread)
-
-
 async def copy_thread(saver: Any, source: str, target: str) -> None:
     """Copy all checkpoints of thread `source` to the new thread `target`: some channels are stored as changes between
     steps. After an interrupted copy, the newest one carries a mark from `source`, and a later attempt copies again.
@@ -432,10 +424,6 @@ def _checkpoint_of(state: Any) -> str | None:
     """Return the id of the newest checkpoint; None if the thread does not exist."""
     checkpoint_id: str | None = state.config["configurable"].get("checkpoint_id")
     return checkpoint_id
-
-
-def _mark(key: str, prompt: str) -> str:
-    return hashlib.sha256(f"{key}\0{clean_text(prompt)}".encode()).hexdigest()
 
 
 def _after(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from itertools import takewhile
 from typing import Any, cast
 
 from plait.backends.backend_protocol import Reply
+from plait.backends.json_fields import at, count, counted, text
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
-from plait.backends.threads import check_answer, read_answer
-from plait.backends.whole_answer import whole_answer
+from plait.backends.threads import read_answer
+from plait.backends.whole_answer import whole_answer, without_calls
 from plait.dialogue import Message, Question
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text, shown
@@ -23,7 +23,6 @@ from plait.usage import NO_USAGE, Usage
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "HumanMessageChunk": "user"}
 _REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "finishReason")
 """Where the providers' packages put the reason for the end of a message."""
-_CALLS = frozenset({"tool_calls", "tool_call", "tool_use", "function_call"})
 _DEEPEST = 100
 _LEFT_OUT = object()
 
@@ -63,13 +62,16 @@ async def reply_of(
     turn = _last_words(new, _prompts((start_values or {}).get("messages")))
     turn += [one for one in made.values() if _is_message(one)]
     is_data = any(not _is_message(one) for one in made.values())
-    text = _text(turn[-1]) if turn else ""
+    last = turn[-1] if turn else None
+    text = "" if last is None else _text(last)
+    answered = [reason for one in (turn if is_data else turn[:-1]) for reason in without_calls(_reasons(one))]
     message = whole_answer(
         text,
-        [reason for one in turn for reason in _reasons(one, may_call=is_data or one is not turn[-1])],
-        refusal="".join(map(_refusal, turn[-1:])),
+        answered if is_data or last is None else [*answered, *_reasons(last)],
+        refusal="" if last is None else _refusal(last),
         usage=usage,
         raise_limit="set a higher limit for the graph's own model",
+        calls_tool=bool(getattr(last, "tool_calls", None)) and not is_data,
         # A graph that keeps no messages answers with its fields, as a function does with its value.
         needs_text=not is_data and bool(turn or messages),
     )
@@ -78,10 +80,7 @@ async def reply_of(
     text = json.dumps(data, ensure_ascii=False) if content is None else content
     try:
         if schema is not None:
-            if fields or content is None:
-                data = await check_answer(schema, fields)
-            else:
-                data = await read_answer(schema, text)
+            data = await read_answer(schema, text, fields if fields or content is None else None)
     except Mismatch as mismatch:
         raise invalid_output(mismatch) from None
     apart = (Message("assistant", text, usage, message.thoughts),) if message.thoughts else ()
@@ -109,8 +108,8 @@ def question_of(interrupt: Any) -> Question:
 
 def messages_of(values: Any) -> list[Any]:
     """Return the messages in a state's values, oldest first."""
-    messages: Any = cast("Mapping[str, Any]", values).get("messages") if isinstance(values, Mapping) else None
-    return [one for one in cast("Sequence[Any]", messages) if _is_message(one)] if isinstance(messages, list) else []
+    messages: Any = at(values, "messages")
+    return [message for message in cast("list[Any]", messages or ()) if _is_message(message)]
 
 
 def _last_words(messages: Sequence[Any], prompts: Set[str]) -> list[Any]:
@@ -133,46 +132,30 @@ def _prompts(messages: Any) -> Set[str]:
     each: list[Any] = []
     each += messages if isinstance(messages, list) else [messages]
     for one in each:
-        content: Any = cast("Mapping[str, Any]", one).get("content") if isinstance(one, Mapping) else one
+        content: Any = at(cast("Any", one), "content") if isinstance(one, Mapping) else one
         content = cast("Sequence[Any]", one)[-1] if isinstance(one, tuple) and one else content
         texts |= {_text(one)} if _is_message(one) else {clean_text(content)} if isinstance(content, str) else set()
     return texts
 
 
-def _reasons(message: Any, *, may_call: bool) -> list[str]:
-    """Return the reasons for the end of a message that its provider reported, with a call of a tool that nobody has
-    answered unless `may_call`.
-    """
+def _reasons(message: Any) -> list[str]:
+    """Return the reasons for the end of a message that its provider reported."""
     metadata: Any = getattr(message, "response_metadata", None)
-    metadata = cast("Mapping[str, Any]", metadata) if isinstance(metadata, Mapping) else dict[str, Any]()
-    details: Any = metadata.get("incomplete_details")
-    values: list[Any] = [metadata.get(name) for name in _REASONS]
-    if metadata.get("status") in {"incomplete", "failed", "cancelled"}:  # of OpenAI's Responses API
-        values += [cast("Mapping[str, Any]", details).get("reason") if isinstance(details, Mapping) else None]
-        values += [metadata["status"]]
+    values: list[Any] = [at(metadata, name) for name in _REASONS]
+    if at(metadata, "status") in {"incomplete", "failed", "cancelled"}:  # of OpenAI's Responses API
+        values += [at(metadata, "incomplete_details", "reason"), at(metadata, "status")]
     each: list[Any] = []
     for reason in values:
         each += reason if isinstance(reason, list) else [getattr(reason, "name", reason)]
-    reasons = [_once(reason) for reason in each if isinstance(reason, str)]
-    if may_call:
-        return [reason for reason in reasons if reason.lower() not in _CALLS]
-    return [*reasons, "tool_calls"] if getattr(message, "tool_calls", None) else reasons
-
-
-def _once(reason: str) -> str:
-    """Return a reason that LangChain has joined from several pieces of a stream, such as "stopstop", once."""
-    match = re.fullmatch(r"(.{3,30}?)\1+", reason)
-    return match[1] if match else reason
+    return [reason for reason in each if isinstance(reason, str)]
 
 
 def _refusal(message: Any) -> str:
     """Return the words with which the model declined, which OpenAI keeps apart from the text."""
-    more: Any = getattr(message, "additional_kwargs", None)
-    refusal: Any = cast("Mapping[str, Any]", more).get("refusal") if isinstance(more, Mapping) else None
     content: Any = message.content
-    blocks = cast("Sequence[Any]", content) if isinstance(content, list) else ()
-    each = (cast("Mapping[str, Any]", block).get("refusal") for block in blocks if isinstance(block, Mapping))
-    return "".join(one for one in (refusal, *each) if isinstance(one, str))
+    blocks: Any = () if isinstance(content, str) else content or ()
+    words = (at(getattr(message, "additional_kwargs", None), "refusal"), *(at(block, "refusal") for block in blocks))
+    return "".join(word for word in words if isinstance(word, str))
 
 
 def tokens_of(messages: Sequence[Any]) -> Usage:
@@ -189,30 +172,16 @@ def _shown(values: Any, names: Any) -> Mapping[str, Any]:
 
 def _tokens(message: Any) -> Usage:
     usage: Any = getattr(message, "usage_metadata", None)
-    if not isinstance(usage, Mapping):
+    if not usage:
         return NO_USAGE
-    counts = cast("Mapping[str, Any]", usage)
-    read, written = _whole(counts.get("input_tokens")), _whole(counts.get("output_tokens"))
-    of_input, of_output = counts.get("input_token_details"), counts.get("output_token_details")
-    cache_read = min(read, _detail(of_input, "cache_read"))
-    metadata: Any = getattr(message, "response_metadata", None)
-    model: object = cast("Mapping[str, Any]", metadata).get("model_name") if isinstance(metadata, Mapping) else None
-    return Usage(
-        read,
-        written,
-        model=shown(model) if isinstance(model, str) and model else None,
-        cache_read_tokens=cache_read,
-        cache_write_tokens=min(read - cache_read, _detail(of_input, "cache_creation")),
-        reasoning_tokens=min(written, _detail(of_output, "reasoning")),
+    return counted(
+        count(usage, "input_tokens"),
+        count(usage, "output_tokens"),
+        model=shown(text(getattr(message, "response_metadata", None), "model_name")) or None,
+        cache_read=count(usage, "input_token_details", "cache_read"),
+        cache_write=count(usage, "input_token_details", "cache_creation"),
+        reasoning=count(usage, "output_token_details", "reasoning"),
     )
-
-
-def _detail(details: object, name: str) -> int:
-    return _whole(cast("Mapping[str, object]", details).get(name)) if isinstance(details, Mapping) else 0
-
-
-def _whole(count: object) -> int:
-    return count if type(count) is int and count > 0 else 0
 
 
 def _is_message(value: Any) -> bool:
@@ -225,15 +194,9 @@ def _role(message: Any) -> str:
 
 def _text(message: Any) -> str:
     content: Any = message.content
-    if isinstance(content, str):
-        return clean_text(content)
-    blocks = cast("Sequence[Any]", content) if isinstance(content, list) else ()
-    return clean_text("".join(block if isinstance(block, str) else _block_text(block) for block in blocks))
-
-
-def _block_text(block: Any) -> str:
-    text: Any = cast("Mapping[str, Any]", block).get("text") if isinstance(block, Mapping) else None
-    return text if isinstance(text, str) else ""
+    blocks: Any = [content] if isinstance(content, str) else content or ()
+    pieces = (block if isinstance(block, str) else at(block, "text") for block in blocks)
+    return clean_text("".join(piece for piece in pieces if isinstance(piece, str)))
 
 
 def _part(value: Any, depth: int) -> Any:

@@ -18,11 +18,12 @@ from anyio import CancelScope
 from anyio.to_thread import run_sync
 
 from plait.backends.extras import require
-from plait.backends.frameworks.pydantic_ai_turn import AgentConversation, end_of_turn, failure_of, safe_line
+from plait.backends.frameworks.pydantic_ai_turn import AgentConversation, failure_of, masked_line
 from plait.backends.prices import Billing
 from plait.backends.process.child_process import KILL_LIMIT, child_environment
 from plait.backends.process.process_table import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
 from plait.backends.process.watchdog import WATCHDOG, scratch
+from plait.backends.running_turn import end_of_turn
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import value
 
@@ -117,7 +118,7 @@ class PydanticAIBackend:
                 except BackendUnavailable:
                     raise
                 except Exception as error:  # a missing key or provider's package, or a tool that cannot be described
-                    text = f"cannot make the agent of model {self._declared.model}: {safe_line(str(error), 600)}"
+                    text = f"cannot make the agent of model {self._declared.model}: {masked_line(str(error), 600)}"
                     raise BackendUnavailable(text) from error
             return self._agent
 
@@ -291,12 +292,12 @@ def _remote(server: McpServer, url: str) -> Any:
 
 
 def _not_started(server: McpServer, error: Exception, log: Path | None) -> Exception:
-    reason = safe_line(str(error) or type(error).__name__)
+    reason = masked_line(str(error) or type(error).__name__)
     if log is None:
         return BackendError(
             ErrorKind.TRANSIENT, f"MCP server {server.name!r} at {server.url} does not answer: {reason}"
         )
     lines = log.read_text(errors="replace").split("\n") if log.is_file() else []
-    last = next((safe_line(line) for line in reversed(lines) if line.strip()), "")
+    last = next((masked_line(line) for line in reversed(lines) if line.strip()), "")
     ending = f"; its last line: {last}" if last else ""
     return BackendUnavailable(f"MCP server {server.name!r} ({server.command[0]}) did not start: {reason}{ending}")

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from anyio import CancelScope, current_time
+from anyio import CancelScope
 from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
-from plait.backends.error_kinds import kind_of, seconds_left
+from plait.backends.error_kinds import NO_REASON, announced_wait, kind_of, read_error
 from plait.backends.function_backend import format_traceback, place_of
-from plait.backends.json_fields import describe_tool_call
-from plait.backends.output_schema import Mismatch, Schema, invalid_output, repair_prompt
-from plait.backends.process.private_files import private_folder
-from plait.backends.threads import check_answer, read_answer
-from plait.backends.turn_cancellation import cancel_requested
-from plait.backends.whole_answer import split_thoughts, whole_answer
+from plait.backends.json_fields import counted, describe_tool_call
+from plait.backends.output_schema import Schema, fitting_answer, in_words
+from plait.backends.process.private_files import private_folder, replace_file
+from plait.backends.running_turn import cancel_requested
+from plait.backends.threads import read_answer
+from plait.backends.whole_answer import split_thoughts, whole_answer, without_calls
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, value
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 _GOES_ON = frozenset({ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.TIMEOUT,
                       ErrorKind.UNEXPECTED})  # fmt: skip
 """Kinds of errors after which the next attempt goes on from the last finished step. After others it starts over."""
-_EARLY = 0.5
-"""Seconds (at most a tenth of the timeout) by which a turn ends before the task's timeout, so that its usage is
-recorded, and the next attempt goes on from its last finished step.
-"""
 _LOST = "the history of session {} is not on this machine any more"
 _CANCELLED = "the agent stopped between two steps: the run is being cancelled"
 
@@ -135,22 +130,15 @@ class AgentConversation:
         if schema is None:
             text, data = stated(output)
             return whole_answer(text, (), needs_text=data is None).content, data
-        try:
-            return await _checked(output, schema)
-        except Mismatch as mismatch:
-            problem = repair_prompt(mismatch, schema)
-        self._request.on_output(Output("notice", "the answer does not fit its schema; asking once more"))
-        try:
-            return await _checked(await self._run(problem, schema), schema)
-        except Mismatch as mismatch:
-            raise invalid_output(mismatch) from None
+        run = partial(self._run, schema=schema)
+        return (await fitting_answer(schema, output, _checked, run, self._request.on_output))[1]
 
     async def _run(self, prompt: str | None, schema: Schema | None) -> Any:
         """Run the agent once, and return the output."""
         history = self._known()
         options = self._options(schema)
         if prompt is not None and "output_type" not in options and schema is not None and self._is_textual:
-            prompt = f"{prompt}\n\n{_in_words(schema)}"
+            prompt = f"{prompt}\n\n{in_words(self._request.output_schema or {})}"
         async with self._agent.iter(prompt, message_history=list(history.messages) or None, **options) as run:
             async for node in run:
                 if hasattr(node, "request"):
@@ -166,19 +154,15 @@ class AgentConversation:
                 if cancel_requested():
                     raise BackendError(ErrorKind.UNEXPECTED, _CANCELLED)
                 try:
-                    await self._step(node, run.ctx)
+                    async with node.stream(run.ctx) as events:  # sends the request, or calls the tools
+                        async for event in events:
+                            if (shown_event := reported(event)) is not None:
+                                self._request.on_output(shown_event)
                 finally:
                     self._remember(run.all_messages())
             output = run.result.output
             self._remember(run.result.all_messages())
             return output
-
-    async def _step(self, node: Any, context: Any) -> None:
-        """Send the request, or call the tools, of a node of the run."""
-        async with node.stream(context) as events:
-            async for event in events:
-                if (output := reported(event)) is not None:
-                    self._request.on_output(output)
 
     def _options(self, schema: Schema | None) -> dict[str, Any]:
         options: dict[str, Any] = {"deps": self._deps, "toolsets": self._toolsets}
@@ -215,7 +199,7 @@ class AgentConversation:
             await run_sync(self._known().save, self._file_of(self.session_id, self._request.files))
         except (OSError, ValueError) as error:
             # The paid answer counts for more than a copy of the history.
-            text = f"the history cannot be written; the stored text is used instead: {safe_line(str(error), 200)}"
+            text = f"the history cannot be written; the stored text is used instead: {masked_line(str(error), 200)}"
             self._request.on_output(Output("notice", text))
             return False
         return True
@@ -240,21 +224,15 @@ class AgentConversation:
         return failure
 
 
-def end_of_turn(request: ConversationRequest) -> float:
-    """Return the time of anyio's clock at which a turn of `request`, opened now, has to end."""
-    limit = request.timeout
-    return math.inf if limit is None else current_time() + limit - min(_EARLY, limit / 10)
-
-
 def _begun_after(finished: Sequence[ModelMessage]) -> History:
     """Return a history with an empty turn at its end."""
     return History(finished, len(finished), len(finished))
 
 
-async def _checked(output: Any, schema: Schema) -> tuple[str, JsonValue]:
+async def _checked(schema: Schema, output: Any) -> tuple[str, JsonValue]:
     """Return the text and the data of `output`. Raises Mismatch if the output does not fit."""
     text, data = stated(output)
-    return text, await (read_answer(schema, text) if isinstance(output, str) else check_answer(schema, data))
+    return text, await read_answer(schema, text, data)
 
 
 def _output_type(schema: Schema) -> Any:
@@ -266,10 +244,6 @@ def _output_type(schema: Schema) -> Any:
         return StructuredDict(json.loads(schema.text))
     except UserError:  # not an object, or a schema that refers to itself
         return None
-
-
-def _in_words(schema: Schema) -> str:
-    return f"Answer with nothing but JSON that fits this JSON Schema: {schema.text}"
 
 
 # The values of pydantic-ai as ours: messages, outputs, usage, events and settings.
@@ -329,12 +303,12 @@ def clean_parts(response: Any) -> str:
 
 def check_whole(response: Any) -> None:
     """Raise BackendError if a response of the model is not whole: an answer, or a call of tools."""
-    reasons = [reason for reason in [response.finish_reason or _server_reason(response)] if reason]
+    reasons = [response.finish_reason or _server_reason(response)] if _says_why(response) else []
     if any(part.part_kind == "tool-call" for part in response.parts):
-        reasons = [reason for reason in reasons if reason != "tool_call"]
+        reasons = without_calls(reasons)
     whole_answer(
         "".join(part.content for part in response.parts if part.part_kind == "text"),
-        reasons if _says_why(response) else (),
+        reasons,
         missing="" if _says_why(response) else "the model's answer broke off: it ended without a reason",
         usage=_usage(response),
         raise_limit="set a higher `max_tokens` of the backend (in Python in the agent's model_settings)",
@@ -371,17 +345,15 @@ def _usage(response: Any) -> Usage:
     reasoning = getattr(counts, "output_reasoning_tokens", 0)
     # Some servers (xAI, Gemini) count reasoning beside the answer; it shows where the reasoning is the larger count.
     beside = reasoning if reasoning > counts.output_tokens else 0
-    cached = min(counts.cache_read_tokens, counts.input_tokens)
-    written = min(counts.cache_write_tokens, counts.input_tokens - cached)
-    return Usage(
+    return counted(
         counts.input_tokens,
         counts.output_tokens + beside,
         None if cost is None else float(cost),
-        shown(name) if name else None,
-        cached,
-        written,
-        reasoning,
-        cache_write_1h_tokens=min(getattr(counts, "cache_write_1h_tokens", 0), written),
+        model=shown(name) if name else None,
+        cache_read=counts.cache_read_tokens,
+        cache_write=counts.cache_write_tokens,
+        cache_write_1h=getattr(counts, "cache_write_1h_tokens", 0),
+        reasoning=reasoning,
     )
 
 
@@ -450,17 +422,11 @@ class History:
         """
         from pydantic_ai import ModelMessagesTypeAdapter  # noqa: PLC0415
 
-        new = path.with_suffix(f".{os.getpid()}.new")
         state = {"turn": self.turn, "counted": self.counted, "answer": self.answer}
         try:
-            messages = ModelMessagesTypeAdapter.dump_json(list(self.messages))
+            messages = ModelMessagesTypeAdapter.dump_json(list(self.messages)).decode()
             private_folder(path.parent)
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(json.dumps(state).encode()[:-1] + b', "messages": ' + messages + b"}")
-                file.flush()
-                os.fsync(descriptor)
-            new.replace(path)
+            replace_file(path, f'{json.dumps(state)[:-1]}, "messages": {messages}}}', durably=True)
         except (OSError, ValueError):
             # A history without the newest turn would be taken for the whole; the stored text is better.
             path.unlink(missing_ok=True)
@@ -511,72 +477,41 @@ def failure_of(error: Exception) -> BackendError:
     if isinstance(error, ExceptionGroup):  # all models of a FallbackModel have failed; the last was the last hope
         return failure_of(cast("ExceptionGroup[Exception]", error).exceptions[-1])
     status = getattr(error, "status_code", None)
-    status = status if type(status) is int and hasattr(error, "body") else None
-    failure = BackendError(_kind_by_class(error), _text(error)) if status is None else _http_error(status, error)
-    if not _is_the_librarys(error):  # of a tool, most likely
+    if type(status) is int and hasattr(error, "body"):
+        failure = _http_error(status, error)
+    else:
+        text = ": ".join(filter(None, (type(error).__name__, masked_line(str(error), _LIMIT))))
+        failure = BackendError(_kind_by_class(error), text)
+    if not any(kind.__module__.startswith("pydantic_ai.") for kind in type(error).__mro__):  # of a tool, most likely
         failure = BackendError(failure.kind, failure.message + place_of(error), traceback=format_traceback(error))
-    failure.retry_after = _asked_delay(error)
+    wait = getattr(error, "retry_after", None)  # from the server's header, or else from the error's body
+    if not isinstance(wait, int | float):
+        wait = announced_wait(getattr(error, "body", None), time.time())
+    failure.retry_after = None if wait is None else float(wait)
     return failure
 
 
-def safe_line(text: str, limit: int = 300) -> str:
+def masked_line(text: str, limit: int = 300) -> str:
     """Return `text` in one line, without the values of environment variables that are named like secrets."""
     return without_secrets(one_line(text, limit))
 
 
-def _text(error: Exception) -> str:
-    name, detail = type(error).__name__, safe_line(str(error), _LIMIT)
-    return f"{name}: {detail}" if detail else name
-
-
 def _http_error(status: int, error: Any) -> BackendError:
     """Return the error of an answer with a status, to a request of the library or, without a model, of a tool."""
-    detail = _detail(error.body) or str(error)
+    words, detail = read_error(error.body)
+    detail = str(error) if detail == NO_REASON else detail
+    words += [word for name in ("provider_error_code", "provider_error_type") if (word := getattr(error, name, None))]
     model = getattr(error, "model_name", None)
     source = f"{type(error).__name__}: the server" if model is None else f"model {model}"
-    text = f"{source} answered with status {status}: {safe_line(detail, _LIMIT)}"
-    return BackendError(kind_of(status, _words(error), detail), text)
-
-
-def _asked_delay(error: Exception) -> float | None:
-    """Return the seconds to wait, from the server's header or else from the message of the server."""
-    wait = getattr(error, "retry_after", None)
-    if isinstance(wait, int | float):
-        return float(wait)
-    return seconds_left(_detail(getattr(error, "body", None)), time.time())
-
-
-def _words(error: Any) -> list[str]:
-    body: Any = error.body
-    inner: Any = cast("Mapping[str, Any]", body).get("error", body) if isinstance(body, Mapping) else None
-    words: list[Any] = [getattr(error, name, None) for name in ("provider_error_code", "provider_error_type")]
-    if isinstance(inner, Mapping):
-        fields = cast("Mapping[str, Any]", inner)
-        words += [fields.get("code"), fields.get("type")]
-    return [word for word in words if isinstance(word, str)]
-
-
-def _detail(body: Any) -> str:
-    """Return the message in the body of an error, or the whole body as text."""
-    while isinstance(body, Mapping):
-        fields = cast("Mapping[str, Any]", body)
-        body = next((fields[name] for name in ("error", "message", "Message") if fields.get(name)), str(fields))
-    return "" if body is None else str(body)
+    text = f"{source} answered with status {status}: {masked_line(detail, _LIMIT)}"
+    return BackendError(kind_of(status, words, detail), text)
 
 
 def _kind_by_class(error: Exception) -> ErrorKind:
-    if any(getattr(cause, "code", None) == _CONNECTION_CLOSED for cause in _causes(error)):
-        return ErrorKind.TRANSIENT
+    cause: BaseException | None = error
+    while cause is not None:
+        if type(cause).__name__ in {"MCPError", "McpError"} and getattr(cause, "code", None) == _CONNECTION_CLOSED:
+            return ErrorKind.TRANSIENT
+        cause = cause.__cause__
     return next((_BY_CLASS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _BY_CLASS),
                 ErrorKind.UNEXPECTED)  # fmt: skip
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        if type(error).__name__ in {"MCPError", "McpError"}:
-            yield error
-        error = error.__cause__
-
-
-def _is_the_librarys(error: Exception) -> bool:
-    return any(kind.__module__.startswith("pydantic_ai.") for kind in type(error).__mro__)

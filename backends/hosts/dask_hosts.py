@@ -1,42 +1,37 @@
-"""`DaskHosts`: hosts that are the workers of a Dask cluster."""
+"""`DaskHosts`: hosts that are the workers of a Dask cluster; its addresses, and the connection to its scheduler."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
+from importlib import import_module
+from ipaddress import ip_address
 from itertools import count
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import anyio
-import anyio.abc
 
-from plait.backends.backend_protocol import Output, RunOnHosts
+from plait.backends.backend_protocol import RunOnHosts
 from plait.backends.extras import require
-from plait.backends.hosts.dask_cluster import (
-    Cluster,
-    DaskWorker,
-    Future,
-    check_address,
-    connected,
-    slots_for,
-    slots_of,
-)
-from plait.backends.hosts.dask_relay import RemoteProcess
-from plait.backends.hosts.host_backend import PATIENCE, BackendTraits, HostBackend, HostGroup, hello_frame, host_backend
+from plait.backends.hosts import dask_relay
+from plait.backends.hosts.dask_relay import Comm, RemoteProcess
+from plait.backends.hosts.host_backend import PATIENCE, HostGroup
 from plait.backends.hosts.host_connection import (
     LOST,
     AttemptChannel,
     Channel,
     HostConnection,
     HostUnreachable,
+    ReachableHost,
 )
 from plait.backends.hosts.host_frames import Frame
-from plait.backends.hosts.host_probe import ReachableHost
-from plait.backends.hosts.host_session import HostSession, OnOutput
-from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonValue
+from plait.backends.hosts.host_session import HostSession
+from plait.json_form import value
+from plait.safe_text import one_line
 
 NEEDS: Mapping[str, float] = {"agents": 1}
 """The resources of an attempt where none are named."""
@@ -69,17 +64,14 @@ class DaskHosts(HostGroup):
         """The address of the scheduler, which belongs to one group of hosts."""
         return [self.address]
 
-    def place(
-        self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None
-    ) -> HostBackend:
-        """Return the backend `described` with its attempts on these hosts. Raises ValueError for needs that are no
-        positive numbers.
-        """
+    def checked(self, needs: Mapping[str, float] | None) -> Mapping[str, float]:
+        """Return the resources of an attempt. Raises ValueError for needs that are no positive numbers."""
         needs = NEEDS if needs is None else needs
         if not needs or not all(0 < need < float("inf") for need in needs.values()):
             raise ValueError(f"needs must have positive numbers by name, such as {dict(NEEDS)}, not {dict(needs)}")
-        _add_kind(self._needs, needs)
-        return host_backend(described, self, traits, needs)
+        if needs not in self._needs:
+            self._needs.append(needs)
+        return needs
 
     @asynccontextmanager
     async def reachable(
@@ -87,8 +79,14 @@ class DaskHosts(HostGroup):
     ) -> AsyncGenerator[Sequence[ReachableHost]]:
         """Return the workers that the scheduler has now, to run commands of plait there. Raises HostUnreachable."""
         kinds: list[Mapping[str, float]] = []
-        for one in [NEEDS if each is None else each for each in needs] or [NEEDS]:
-            _add_kind(kinds, one)
+        for one in needs or [None]:
+            kind = NEEDS if one is None else one
+            if kind not in kinds:
+                kinds.append(kind)
+
+        async def opened(cluster: Cluster, worker: str, words: Sequence[str]) -> Channel:
+            return RemoteProcess(await cluster.open(worker, words, secrets.token_hex(8)))
+
         async with AsyncExitStack() as stack:
             try:
                 cluster = await stack.enter_async_context(connected(self.address))
@@ -96,56 +94,36 @@ class DaskHosts(HostGroup):
             except HostUnreachable as error:
                 raise HostUnreachable(f"the scheduler {self.address} cannot be used: {error}") from None
             yield [
-                ReachableHost(
-                    worker.name, slots_for(worker.resources, kinds), partial(_open_relay, cluster, worker.address)
-                )
+                ReachableHost(worker.name, slots_for(worker.resources, kinds), partial(opened, cluster, worker.address))
                 for worker in workers
             ]
 
     def _new_session(self, run: RunOnHosts) -> HostSession:
-        token = secrets.token_hex(8)
-
-        def new_connection(name: str) -> WorkerConnection:
-            connection = WorkerConnection(
-                name, token, lambda: hello_frame(run, name, slots_of(connection.resources), connection.kept)
-            )
-            connection.kept.update(run.adopted.get(name, ()))
-            return connection
-
-        return DaskSession(self.address, self._patience, new_connection, self._needs, run)
-
-
-async def _open_relay(cluster: Cluster, worker: str, words: Sequence[str]) -> Channel:
-    return RemoteProcess(await cluster.open(worker, words, secrets.token_hex(8)))
-
-
-def _add_kind(kinds: list[Mapping[str, float]], needs: Mapping[str, float]) -> None:
-    if needs not in kinds:
-        kinds.append(needs)
+        return DaskSession(self.address, self._patience, self._needs, run)
 
 
 class WorkerConnection(HostConnection):
-    """The connection to the host `name`, for as long as a worker has this name.
+    """The connection to the host `name`, for as long as a worker has this name. Dask gives the room.
 
     `token` tells the relays of this process and run from others.
     """
 
-    def __init__(self, name: str, token: str, hello: Callable[[], Frame]) -> None:
-        super().__init__(name, 1, (), hello)
-        self.resources: Mapping[str, float] = {}
-        self.is_taken_until = 0.0
+    def __init__(self, name: str, run: RunOnHosts, token: str) -> None:
+        super().__init__(name, run, {})
+        self.busy_until = 0.0
         """The time, of the event loop, until which other runs are taken to have the resources."""
         self._token = token
         self._cluster: Cluster | None = None
         self._worker: str | None = None
-        self._found = anyio.Event()
+        self._has_worker = anyio.Event()
         self._opening = anyio.CancelScope()
         self._numbers = count()
-        self._held: dict[str, Future] = {}
+        self._holds: dict[str, Any] = {}
         """The tasks of Dask that hold the resources, by attempt."""
-        self._asked: set[str] = set()
+        self._waiting: set[str] = set()
         """The attempts that wait for room."""
-        self._freed: list[str] = []
+        self._unneeded: list[str] = []
+        """The attempts that need no room any longer, to be reported to the worker."""
 
     def use_worker(self, cluster: Cluster, worker: DaskWorker) -> None:
         """Use the worker that has the name of the host now."""
@@ -154,52 +132,40 @@ class WorkerConnection(HostConnection):
         if changed or worker.address != self._worker:
             self._opening.cancel()
         self._cluster, self._worker = cluster, worker.address
-        self._found.set()
+        self._has_worker.set()
         if changed and self.is_connected:  # the scheduler no longer counts the resources taken
             self._hold_all()
 
     def lose_worker(self, reason: str) -> None:
         """Use no worker until `use_worker`. An existing connection goes on."""
         self._worker = None
-        if self._found.is_set():
-            self._found = anyio.Event()
+        if self._has_worker.is_set():
+            self._has_worker = anyio.Event()
         self._opening.cancel()
         if not self.is_connected and self.reason != reason:
             self._lost(reason)
 
-    def offers(self, needs: Mapping[str, float]) -> bool:
-        """Return whether the worker has the resources `needs`, taken or not."""
-        return all(self.resources.get(name, 0) >= need for name, need in needs.items())
-
     def load(self, needs: Mapping[str, float]) -> float | None:
-        """Return the largest part of a needed resource that attempts of this process take; None without room."""
-        if not self.is_connected or anyio.current_time() < self.is_taken_until:
-            return None
-        parts: list[float] = []
-        for name, amount in needs.items():
-            used = sum(attempt.needs.get(name, 0) for attempt in self.attempts.values())
-            if used + amount > self.resources.get(name, 0):
-                return None
-            parts.append(used / self.resources[name])
-        return max(parts)
+        """Return the load as for all hosts; None while other runs are taken to have the resources."""
+        return None if anyio.current_time() < self.busy_until else super().load(needs)
 
     def ask(self, attempt: AttemptChannel) -> None:
         """Ask Dask for the resources of an attempt."""
-        self._asked.add(attempt.name)
+        self._waiting.add(attempt.name)
         self._hold(attempt)
 
     def release(self, attempt: AttemptChannel) -> None:
         """Free the resources of an attempt."""
-        self._asked.discard(attempt.name)
-        if (future := self._held.pop(attempt.name, None)) is not None:
-            future.release()
+        self._waiting.discard(attempt.name)
+        if (task := self._holds.pop(attempt.name, None)) is not None:
+            task.release()
         self._free(attempt.name)
         super().release(attempt)
 
     def _hold(self, attempt: AttemptChannel) -> None:
         if self._cluster is not None and self._worker is not None:
             number = next(self._numbers)
-            self._held[attempt.name] = self._cluster.hold(
+            self._holds[attempt.name] = self._cluster.hold(
                 self._worker, self._token, attempt.name, number, attempt.needs
             )
 
@@ -209,32 +175,27 @@ class WorkerConnection(HostConnection):
 
     def _free(self, name: str) -> None:
         if self.is_connected:
-            self._freed.append(name)
+            self._unneeded.append(name)
             self._to_send.set()
 
     def _accepted(self) -> None:
         super()._accepted()
         self._hold_all()  # the attempts of an earlier connection
 
-    async def _connect(self) -> None:
-        await self._found.wait()
+    async def _open(self) -> Channel | None:
+        await self._has_worker.wait()
         assert self._cluster is not None
         assert self._worker is not None
-        comm = None
-        try:
-            with anyio.CancelScope() as self._opening:
-                comm = await self._cluster.open(self._worker, ("host",), self._token)
-        except HostUnreachable as error:
-            self._lost(str(error))
-        if comm is not None:
-            await self._talk(RemoteProcess(comm, self._on_held))
+        with anyio.CancelScope() as self._opening:
+            return RemoteProcess(await self._cluster.open(self._worker, ("host",), self._token), self._on_room)
+        return None  # the worker has another address now
 
     def _lost(self, reason: str) -> None:
-        for future in self._held.values():
-            future.release()
-        self._held.clear()
-        self._asked.clear()
-        self._freed.clear()
+        for task in self._holds.values():
+            task.release()
+        self._holds.clear()
+        self._waiting.clear()
+        self._unneeded.clear()
         super()._lost(reason)
 
     async def _send_waiting(self, channel: Channel) -> bool:
@@ -242,17 +203,17 @@ class WorkerConnection(HostConnection):
         message: dict[str, Any] = {}
         if self._unsent:
             message["data"], self._unsent = bytes(self._unsent), bytearray()
-        if self._freed:
-            message["free"], self._freed = self._freed, []
+        if self._unneeded:
+            message["free"], self._unneeded = self._unneeded, []
         return not message or await channel.write(message)
 
-    def _on_held(self, name: str) -> None:
+    def _on_room(self, name: str) -> None:
         """Give an attempt its room. Free the room if no attempt wants it: Dask has begun a task again."""
         attempt = self.attempts.get(name)
         if attempt is None:
             self._free(name)
-        elif name in self._asked:
-            self._asked.discard(name)
+        elif name in self._waiting:
+            self._waiting.discard(name)
             attempt.put({"op": "slot", "attempt": name})
 
 
@@ -265,40 +226,28 @@ _RETRY_S = 1.0
 
 
 class DaskSession(HostSession):
-    """The hosts of one run, for attempts of the kinds `needs`. `new_connection` makes the connection to a host."""
+    """The workers of one run, for attempts of the kinds `needs`."""
 
-    def __init__(
-        self,
-        address: str,
-        patience: float,
-        new_connection: Callable[[str], WorkerConnection],
-        needs: Sequence[Mapping[str, float]],
-        run: RunOnHosts,
-    ) -> None:
+    def __init__(self, address: str, patience: float, needs: Sequence[Mapping[str, float]], run: RunOnHosts) -> None:
         super().__init__((), patience, run.on_away)
         self._address = address
-        self._new_connection = new_connection
         self._needs = needs
+        self._run = run
+        self._token = secrets.token_hex(8)
+        self._workers: dict[str, WorkerConnection] = {}
         self._following = anyio.CancelScope()
-        self._group: anyio.abc.TaskGroup | None = None
-        self._asked = False
+        self._is_scheduler_tried = False
         """Whether the scheduler has answered, or one attempt to connect to it has failed."""
-        self._answered = False
+        self._has_answered = False
         """Whether the scheduler has answered."""
-        self._problem = ""
-        """Why the scheduler cannot be used."""
         for name in run.adopted:
             self.connection(name)
 
     async def run(self) -> None:
         """Keep the hosts connected until `close`."""
         async with anyio.create_task_group() as group:
-            self._group = group
-            group.start_soon(self._away.run)
-            for connection in self.connections.values():
-                group.start_soon(connection.run)
-            with self._following:
-                await self._follow_scheduler()
+            group.start_soon(self._follow_scheduler)
+            await super().run()
 
     def close(self) -> None:
         """Disconnect all hosts."""
@@ -307,121 +256,236 @@ class DaskSession(HostSession):
 
     def connection(self, name: str) -> WorkerConnection:
         """Return the connection to the host `name`, which may have no worker yet."""
-        existing = self.connections.get(name)
-        if isinstance(existing, WorkerConnection):
-            return existing
-        connection = self.connections[name] = self._new_connection(name)
-        connection.on_change = self._wake
-        if self._asked:
-            connection.lose_worker(self._missing(name))
-        if self._group is not None:
-            self._group.start_soon(connection.run)
-        return connection
+        if name not in self._workers:
+            connection = self._workers[name] = WorkerConnection(name, self._run, self._token)
+            self._add(connection)
+            if self._is_scheduler_tried:
+                connection.lose_worker(self._missing(name))
+        return self._workers[name]
 
-    def _are_asked(self) -> bool:
-        return self._asked and super()._are_asked()
+    def _has_asked(self) -> bool:
+        return self._is_scheduler_tried and super()._has_asked()
 
     def _slots(self) -> int:
-        return sum(slots_for(one.resources, self._needs) for one in self._workers())
+        return sum(slots_for(one.resources, self._needs) for one in self._workers.values())
 
     async def _follow_scheduler(self) -> None:
-        while True:
-            try:
-                async with connected(self._address) as cluster:
-                    while True:
-                        self._update_workers(cluster, await cluster.workers())
-                        await anyio.sleep(_POLL_S)
-            except HostUnreachable as error:
-                self._problem = f"the scheduler {self._address} cannot be used: {error}"
-                self._lose_others(())
-            await anyio.sleep(_RETRY_S)
+        with self._following:
+            while True:
+                try:
+                    async with connected(self._address) as cluster:
+                        while True:
+                            workers = await cluster.workers()
+                            self.problem, self._has_answered = "", True
+                            for worker in reversed(workers):  # the first of several with one name counts
+                                self.connection(worker.name).use_worker(cluster, worker)
+                            self._lose_others({worker.name for worker in workers})
+                            await anyio.sleep(_POLL_S)
+                except HostUnreachable as error:
+                    self.problem = f"the scheduler {self._address} cannot be used: {error}"
+                    self._lose_others(())
+                await anyio.sleep(_RETRY_S)
 
-    def _update_workers(self, cluster: Cluster, workers: Sequence[DaskWorker]) -> None:
-        """Take over the workers that the scheduler has now. The first of several with one name counts."""
-        self._problem, self._answered = "", True
-        for worker in reversed(workers):
-            self.connection(worker.name).use_worker(cluster, worker)
-        self._lose_others({worker.name for worker in workers})
-
-    def _lose_others(self, found: Collection[str]) -> None:
-        self._asked = True
-        for connection in self._workers():
-            if connection.name not in found:
+    def _lose_others(self, names: Collection[str]) -> None:
+        self._is_scheduler_tried = True
+        for connection in self._workers.values():
+            if connection.name not in names:
                 connection.lose_worker(self._missing(connection.name))
         self._wake()
 
     def _missing(self, name: str) -> str:
-        return self._problem or f"the scheduler {self._address} has no worker of this name: {name}"
+        return self.problem or f"the scheduler {self._address} has no worker of this name: {name}"
 
-    async def _with_room(
-        self, preferred: HostConnection | None, attempt: AttemptChannel, on_output: OnOutput
-    ) -> HostConnection:
-        await self._wait_for(attempt.needs, attempt, on_output)
-        return await super()._with_room(preferred, attempt, on_output)
-
-    async def _any_back(self, attempt: AttemptChannel, on_output: OnOutput) -> None:
-        await self._wait_for({}, attempt, on_output)
-
-    async def _wait_for(self, needs: Mapping[str, float], attempt: AttemptChannel, on_output: OnOutput) -> None:
-        """Wait until a host with the resources `needs` is connected, taken or not.
-
-        Raise BackendError after the patience, which begins once each such worker has been asked, or if no host can be
-        expected: the scheduler was never reached, or all workers refuse this version of plait.
-        """
-        while not self._asked or self._is_opening(needs):
-            await self._change()
-        last_reason = ""
-        gone = [one for one in self._workers() if one.away_since is not None and one.offers(needs)]
-        with self._away.waiting(() if self._is_there(needs) else gone, attempt), anyio.move_on_after(self._patience):
-            while not self._is_hopeless():
-                if self._is_there(needs):
-                    return
-                reason = self._problem or f"waiting for a worker of {self._address}{_words(needs)}"
-                if reason != last_reason:
-                    last_reason = reason
-                    on_output(Output("waiting", reason))
-                await self._change()
-        refusals = {one.refusal for one in self._workers()}
-        kind = ErrorKind.UNAVAILABLE if refusals == {"version"} else ErrorKind.TRANSIENT
-        why = "; ".join(f"{one.name}: {one.reason}" for one in self._workers() if one.reason)
-        no_worker = f"no worker of {self._address} can be used{_words(needs)}"
-        raise BackendError(kind, self._problem or (f"{no_worker}: {why}" if why else no_worker))
-
-    async def _answer(self, connection: HostConnection, attempt: AttemptChannel, *, may_move: bool) -> Frame:
+    async def _answer(self, attempt: AttemptChannel, *, may_move: bool) -> Frame:
         """Return the answer of a worker. LOST if its resources stay taken, by other runs, and another may have room.
 
-        A worker found taken is asked again after all others: to this run, which counts its own attempts alone, the
-        worker may look the least loaded one.
+        A busy worker is asked again after all others: to this run, which counts its own attempts alone, the worker may
+        look the least loaded one.
         """
+        connection = self._workers[attempt.connection.name]
         while True:
             with anyio.move_on_after(_ASK_S):
                 return await attempt.next()
-            others = (one for one in self._workers() if one is not connection)
-            if (
-                may_move
-                and isinstance(connection, WorkerConnection)
-                and any(one.load(attempt.needs) is not None for one in others)
-            ):
-                connection.is_taken_until = anyio.current_time() + _ASK_S * len(self.connections)
+            others = (one for one in self._workers.values() if one is not connection)
+            if may_move and any(one.load(attempt.needs) is not None for one in others):
+                connection.busy_until = anyio.current_time() + _ASK_S * len(self._workers)
                 return LOST
 
-    def _is_there(self, needs: Mapping[str, float]) -> bool:
-        return any(one.is_connected and one.offers(needs) for one in self._workers())
-
     def _is_opening(self, needs: Mapping[str, float]) -> bool:
-        """Return whether a host with the resources `needs` has not answered yet, and none is there."""
-        workers = [one for one in self._workers() if one.offers(needs)]
-        return not self._is_there(needs) and any(not (one.tries or one.is_connected) for one in workers)
+        return not self._is_scheduler_tried or super()._is_opening(needs)
 
     def _is_hopeless(self) -> bool:
-        if not self._answered:
-            return True
-        return bool(self.connections) and all(one.refusal == "version" for one in self._workers())
+        """Return whether the scheduler was never reached, or all workers refuse this version of plait."""
+        workers = self._workers.values()
+        return not self._has_answered or (bool(workers) and all(one.refusal == "version" for one in workers))
 
-    def _workers(self) -> Iterator[WorkerConnection]:
-        return (one for one in self.connections.values() if isinstance(one, WorkerConnection))
+    def _wanted(self, needs: Mapping[str, float]) -> str:
+        return f"a worker of {self._address} with {_option(needs)}"
+
+    def _unusable(self, needs: Mapping[str, float]) -> str:
+        return f"no worker of {self._address} can be used with {_option(needs)}"
 
 
-def _words(needs: Mapping[str, float]) -> str:
-    """Return the resources as words behind a noun."""
-    return f" with --resources {','.join(f'{name}={need:g}' for name, need in needs.items())}" if needs else ""
+def _option(needs: Mapping[str, float]) -> str:
+    """Return the option that gives a worker the resources."""
+    return f"--resources {','.join(f'{name}={need:g}' for name, need in needs.items())}"
+
+
+# The connection of this process to a Dask scheduler; its addresses, its workers and their slots.
+
+_FOREIGN = re.compile(r"[^A-Za-z0-9._-]")
+_ROUNDING = 1e-9
+"""Part of an attempt by which a division may be too low, as 0.3 / 0.1 is."""
+
+
+def check_address(address: str) -> None:
+    """Raise ValueError if `address` is no address of a scheduler, or needs TLS."""
+    parts = urlsplit(address)
+    if parts.scheme not in {"tcp", "tls"} or not parts.hostname or parts.port is None or parts.path:
+        raise ValueError(
+            f"the address of a Dask scheduler is tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine, not "
+            f"{address!r}"
+        )
+    if is_open(address):
+        raise ValueError(
+            f"{address} has neither encryption nor authentication: whoever reaches a Dask scheduler executes code on "
+            "every worker; use tls://, or a tunnel to tcp://127.0.0.1"
+        )
+
+
+def is_open(address: str) -> bool:
+    """Return whether others than this machine reach the address without TLS."""
+    parts = urlsplit(address)
+    return parts.scheme == "tcp" and not _is_loopback(parts.hostname or "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_name(address: str, name: object) -> str:
+    """Return the name of the host with a worker: the name given to the worker, else the IP address of the machine.
+
+    A character that session ids and names of folders cannot have is replaced by a dash.
+    """
+    label = str(name)
+    return _FOREIGN.sub("-", urlsplit(address).hostname or "" if label == address else label)
+
+
+def slots_for(resources: Mapping[str, float], needs: Iterable[Mapping[str, float]]) -> int:
+    """Return the number of attempts for which a host has the `resources`. Attempts of several `needs` are counted as if
+    each kind had the host for itself: some may have to wait for room, and no room stays unused.
+    """
+    return sum(int(min(resources.get(name, 0) / need for name, need in one.items()) + _ROUNDING) for one in needs)
+
+
+CONNECT_S = 5.0
+"""Seconds for the scheduler, or a worker, to answer."""
+_CLOSE_S = 2.0
+"""Seconds for the client to take its leave."""
+_OPEN = "listens on {} without TLS: whoever reaches it executes code; use TLS, or start it with --host 127.0.0.1"
+
+
+@value
+class DaskWorker:
+    """A worker of a cluster."""
+
+    name: str
+    """The name given to the worker, else the IP address of its machine."""
+    address: str
+    resources: Mapping[str, float]
+
+
+class Cluster:
+    """A client that is connected to a scheduler."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def workers(self) -> Sequence[DaskWorker]:
+        """Return the workers that offer resources. Raises HostUnreachable."""
+        with _cluster_errors():
+            identity = await self._client.scheduler.identity()
+        workers = cast("Mapping[str, Mapping[str, Any]]", identity["workers"])
+        return [
+            DaskWorker(host_name(address, one["name"]), address, one["resources"])
+            for address, one in workers.items()
+            if one["resources"] and one["status"] in {"running", "paused"}
+        ]
+
+    async def open(self, worker: str, words: Sequence[str], token: str) -> Comm:
+        """Start `plait` with `words` on the machine of the worker with this address, behind a relay.
+
+        Raises HostUnreachable.
+        """
+        with _cluster_errors():
+            listens = (await self._client.run(dask_relay.prepare, workers=[worker]))[worker]
+            if is_open(listens):
+                raise HostUnreachable(_OPEN.format(listens))
+            connect = cast("Any", import_module("distributed.comm")).connect
+            comm: Comm = await connect(worker, timeout=CONNECT_S, **self._client.connection_args)
+            await comm.write({"op": dask_relay.HANDLER, "reply": False, "words": list(words), "token": token})
+            return comm
+
+    def hold(self, worker: str, token: str, attempt: str, number: int, needs: Mapping[str, float]) -> Any:
+        """Take resources of a worker for an attempt, as soon as the worker has them. Never waits.
+
+        Return the future of Dask: `release` cancels the task, if it has not begun, and drops its result.
+        """
+        # With the worker: Dask takes two tasks of one key for the same task.
+        key = f"plait-{token}-{worker}-{attempt}-{number}"
+        return self._client.submit(
+            dask_relay.hold,
+            token,
+            attempt,
+            key,
+            key=key,
+            workers=[worker],
+            resources=dict(needs),
+            retries=0,
+            pure=False,
+        )
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncGenerator[Cluster]:
+    """Connect to the scheduler at `address`. Raises HostUnreachable."""
+    with _cluster_errors():
+        dask = cast("Any", import_module("distributed"))  # needs the extra
+        security = dask.Security(require_encryption=address.startswith("tls://"))
+        client = dask.Client(address, asynchronous=True, security=security, timeout=CONNECT_S, set_as_default=False)
+        try:
+            await client
+            for listens in await client.run_on_scheduler(_listen_addresses):
+                if is_open(listens):
+                    raise HostUnreachable(_OPEN.format(listens))
+        except BaseException:
+            await _close(client)
+            raise
+    try:
+        yield Cluster(client)
+    finally:
+        await _close(client)
+
+
+def _listen_addresses(dask_scheduler: Any) -> Sequence[str]:
+    return [str(one.listen_address) for one in dask_scheduler.listeners]
+
+
+async def _close(client: Any) -> None:
+    with anyio.move_on_after(_CLOSE_S, shield=True), suppress(Exception):
+        await client.close(timeout=_CLOSE_S)
+
+
+@contextmanager
+def _cluster_errors() -> Generator[None]:
+    """Raise HostUnreachable for the errors of Dask: of the network, of TLS, and of functions that fail on a worker."""
+    try:
+        yield
+    except HostUnreachable:
+        raise
+    except Exception as error:
+        raise HostUnreachable(one_line(str(error)) or type(error).__name__) from error

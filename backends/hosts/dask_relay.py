@@ -51,11 +51,11 @@ class Comm(Protocol):
 
 
 class RemoteProcess:
-    """The runner's side of a relay; implements Channel. `on_held` gets the attempts that have room."""
+    """The runner's side of a relay; implements Channel. `on_room` gets the attempts that have room."""
 
-    def __init__(self, comm: Comm, on_held: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, comm: Comm, on_room: Callable[[str], None] = lambda _: None) -> None:
         self._comm = comm
-        self._on_held = on_held
+        self._on_room = on_room
         self.code: int | None = None
         self.errors = "the connection to the worker broke"
 
@@ -70,7 +70,7 @@ class RemoteProcess:
                 data: bytes = message["data"]
                 return data
             if "held" in message:
-                self._on_held(message["held"])
+                self._on_room(message["held"])
             else:
                 self.code = message["exit"]
                 self.errors = message["errors"]
@@ -140,7 +140,7 @@ class _Relay:
         self._process = process
         self._unsent: deque[dict[str, Any]] = deque()
         self._to_send = anyio.Event()
-        self._held: dict[str, anyio.Event] = {}
+        self._holds: dict[str, anyio.Event] = {}
 
     async def run(self) -> None:
         """Pass on messages until the process or the connection ends."""
@@ -152,21 +152,21 @@ class _Relay:
                 await self._comm.close()
                 group.cancel_scope.cancel()
         finally:
-            for event in self._held.values():
+            for event in self._holds.values():
                 event.set()
             await self._process.close()
 
     async def hold(self, attempt: str) -> None:
         """Report that an attempt has room, and wait until the attempt needs none."""
-        if attempt in self._held:
-            self._held[attempt].set()
-        event = self._held[attempt] = anyio.Event()
+        if attempt in self._holds:
+            self._holds[attempt].set()
+        event = self._holds[attempt] = anyio.Event()
         self._queue({"held": attempt})
         try:
             await event.wait()
         finally:  # also if Dask cancels the task
-            if self._held.get(attempt) is event:
-                del self._held[attempt]
+            if self._holds.get(attempt) is event:
+                del self._holds[attempt]
 
     def _queue(self, message: dict[str, Any]) -> None:
         self._unsent.append(message)
@@ -190,8 +190,8 @@ class _Relay:
             while True:
                 message = await self._comm.read()
                 for attempt in message.get("free", ()):
-                    if attempt in self._held:
-                        self._held[attempt].set()
+                    if attempt in self._holds:
+                        self._holds[attempt].set()
                 data = message.get("data")
                 if data:
                     await self._process.send(data)

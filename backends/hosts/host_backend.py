@@ -7,77 +7,51 @@ Session ids are `ID@HOST`, so a task that continues a conversation goes to the h
 
 from __future__ import annotations
 
+import importlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from importlib.metadata import version
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import MISSING, fields, is_dataclass, replace
+from operator import attrgetter
+from pathlib import PurePath
+from typing import Any, cast
 
 import anyio
 
 from plait.backends.agents.agent_transcript import PlacedOutput
-from plait.backends.ask import QuestionAsked, given_answers
 from plait.backends.backend_protocol import (
-    AdjustableBackend,
+    Abilities,
     Allowance,
+    Backend,
     Conversation,
     ConversationRequest,
-    ForkingBackend,
     Hosts,
-    OptionalPromptBackend,
     Output,
     Placement,
     Reply,
-    ReusableBackend,
     RunOnHosts,
+    answer_key,
 )
-from plait.backends.function_backend import as_backend
-from plait.backends.hosts.described_backend import describe
-from plait.backends.hosts.host_connection import AttemptChannel
+from plait.backends.function_backend import FunctionBackend, as_backend
+from plait.backends.hosts.host_connection import AttemptChannel, ReachableHost
 from plait.backends.hosts.host_frames import Frame, read_error, read_reply, request_json
-from plait.backends.hosts.host_probe import ReachableHost
-from plait.backends.hosts.host_session import HeldSlot, HostSession
-from plait.backends.prices import UNBILLED, BilledBackend, Billing
-from plait.backends.turn_cancellation import when_cancelled
+from plait.backends.hosts.host_session import HostSession
+from plait.backends.prices import billing_of
+from plait.backends.running_turn import TURN, QuestionAsked, when_cancelled
 from plait.dialogue import Question
-from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonValue, from_json, value
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.json_form import JsonValue, from_json
+from plait.safe_text import one_line
 
 _OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})
 """The kinds of errors whose remedy is on the host: a program, a module or a key is missing there."""
 
 
-@value
-class BackendTraits:
-    """The properties of a backend that a runner needs, although the hosts make the backend."""
-
-    can_fork: bool = False
-    """Whether the backend can fork a conversation."""
-    adjustable: Collection[str] = ()
-    """The settings that a task may have."""
-    needs_prompt: bool = True
-    """Whether a task needs a prompt."""
-    answer_key: JsonValue = None
-    """The backend's answer key; None if its answers are never taken over."""
-    billing: Billing = UNBILLED
-    """The facts that decide the price of the backend's calls."""
-
-    @classmethod
-    def of(cls, backend: object) -> BackendTraits:
-        """Return the properties of `backend`: a backend, a function, or a text that only the hosts can read."""
-        made = None if isinstance(backend, str) else as_backend(backend)
-        return cls(
-            isinstance(made, ForkingBackend) and made.can_fork,
-            made.adjustable if isinstance(made, AdjustableBackend) else (),
-            made.needs_prompt if isinstance(made, OptionalPromptBackend) else True,
-            made.answer_key() if isinstance(made, ReusableBackend) else None,
-            made.billing if isinstance(made, BilledBackend) else UNBILLED,
-        )
-
-
 class HostBackend:
     """A backend on the hosts `hosts`, which build the backend themselves from `described`.
 
+    `made` is the backend as made here, for the properties that a runner needs; None if only the hosts can make it.
     `needs` are the resources that an attempt takes. The environment, the keys and the programs are those of each host.
     """
 
@@ -85,22 +59,29 @@ class HostBackend:
         self,
         described: Mapping[str, JsonValue],
         hosts: HostGroup,
-        traits: BackendTraits,
-        needs: Mapping[str, float] | None = None,
+        made: Backend | None,
+        needs: Mapping[str, float],
     ) -> None:
         self._described = described
         self._hosts = hosts
-        self._needs = needs or {}
-        self._traits = traits
-        self.can_fork = traits.can_fork
-        self.adjustable = traits.adjustable
-        self.needs_prompt = traits.needs_prompt
-        self.billing = traits.billing
+        self._needs = needs
+        self._answer_key = answer_key(made)
+        abilities = Abilities.of(made)
+        self.can_fork = abilities.can_fork
+        self.adjustable = abilities.adjustable
+        self.needs_prompt = abilities.needs_prompt
+        self.parameters = abilities.parameters
+        self.allows = abilities.allows
+        self.billing = billing_of(made)
 
     @property
     def hosts(self) -> Hosts:
         """The hosts."""
         return self._hosts
+
+    def answer_key(self) -> JsonValue:
+        """Return the answer key of the backend. The hosts do not count."""
+        return self._answer_key
 
     def new_session_id(self) -> str | None:
         """Return None: the host is not chosen yet."""
@@ -115,25 +96,6 @@ class HostBackend:
             yield HostConversation(self._described, session, request, placement, self._needs)
             return
         raise BackendError(ErrorKind.UNEXPECTED, "the hosts are not connected; a bug of plait")
-
-
-class ReusableHostBackend(HostBackend):
-    """A `HostBackend` whose answers a later run may take over, wherever either run has its attempts."""
-
-    def answer_key(self) -> JsonValue:
-        """Return the answer key of the backend. The hosts do not count."""
-        return self._traits.answer_key
-
-
-def host_backend(
-    described: Mapping[str, JsonValue],
-    hosts: HostGroup,
-    traits: BackendTraits,
-    needs: Mapping[str, float] | None = None,
-) -> HostBackend:
-    """Return the backend on its hosts."""
-    made = HostBackend if traits.answer_key is None else ReusableHostBackend
-    return made(described, hosts, traits, needs)
 
 
 PATIENCE = 120.0
@@ -162,13 +124,13 @@ class HostGroup(ABC):
         those of the host. Raises ValueError if the hosts could not make the backend, and for wrong `needs`: hosts
         reached with ssh have slots and no needs; on workers of Dask an attempt takes one of `agents` by default.
         """
-        return self.place(describe(backend), BackendTraits.of(backend), needs)
+        described = describe(backend)
+        made = None if isinstance(backend, str) else as_backend(backend)
+        return HostBackend(described, self, made, self.checked(needs))
 
     @abstractmethod
-    def place(
-        self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None
-    ) -> HostBackend:
-        """Return the backend `described` with its attempts on these hosts. Raises ValueError for wrong `needs`."""
+    def checked(self, needs: Mapping[str, float] | None) -> Mapping[str, float]:
+        """Return the resources of an attempt that is placed here. Raises ValueError for wrong `needs`."""
 
     @abstractmethod
     def reachable(
@@ -201,19 +163,6 @@ class HostGroup(ABC):
         """Return the session of a run, not connected yet."""
 
 
-def hello_frame(run: RunOnHosts, host: str, slots: int, kept: Collection[str]) -> Frame:
-    """Return the first frame to `host`. The host ends the attempts of the run that are not in `kept`."""
-    return {
-        "op": "hello",
-        "version": version("plait"),
-        "key": run.key,
-        "host": host,
-        "epoch": run.epoch,
-        "slots": slots,
-        "keep": sorted(kept),
-    }
-
-
 class HostConversation:
     """A conversation on one of the hosts."""
 
@@ -226,74 +175,78 @@ class HostConversation:
         needs: Mapping[str, float],
     ) -> None:
         self._described = described
-        self._needs = needs
         self._session = session
         self._request = request
         self._placement = placement
+        self._attempt = AttemptChannel(f"{placement.task_id}/{placement.attempt}", self._report, needs)
+        self._outputs = PlacedOutput(placement.turn_folder)
         self.session_id = request.session_id
-        self._shown = PlacedOutput(placement.turn_folder)
 
     async def send(self, prompt: str) -> Reply:
         """Place the attempt on a host, and return the answer. Raises as `Conversation.send`."""
-        name = f"{self._placement.task_id}/{self._placement.attempt}"
-        slot = await self._place(name)
+        await self._place()
         try:
-            return await self._run(slot, prompt)
+            return await self._run(prompt)
         except anyio.get_cancelled_exc_class():
-            if not await slot.end():
-                state = "does not answer" if slot.connection.is_connected else "is away"
-                notice = f"{slot.connection.name} {state}, so the attempt is not ended yet"
+            if not await self._attempt.end():
+                state = "does not answer" if self._attempt.connection.is_connected else "is away"
+                notice = f"{self._host} {state}, so the attempt is not ended yet"
                 self._request.on_output(Output("notice", notice))
             raise
         finally:
-            slot.release()
+            self._attempt.release()
 
-    async def _place(self, name: str) -> HeldSlot:
-        placement, request = self._placement, self._request
-        attempt = AttemptChannel(name, self._report, self._needs)
+    @property
+    def _host(self) -> str:
+        return self._attempt.connection.name
+
+    async def _place(self) -> None:
+        attempt, placement, request = self._attempt, self._placement, self._request
         if request.attaches and placement.place is not None:
-            return self._session.follow(attempt, placement.place)
-        host = _host_of(request.session_id if request.resume else request.fork_of)
-        slot = await self._session.place(attempt, host, request.on_output)
-        self._host = slot.connection.name
+            self._session.follow(attempt, placement.place)
+            return
+        # A session from before the backend was placed has no host.
+        _, at, host = ((request.session_id if request.resume else request.fork_of) or "").rpartition("@")
+        await self._session.place(attempt, host if at else None, request.on_output)
         try:
-            slot.connection.kept.add(name)  # from here on the host may be stored
-            await placement.on_place(slot.connection.name)
+            attempt.connection.keeps.add(attempt.name)  # from here on the host may be stored
+            await placement.on_place(self._host)
         except BaseException:
-            slot.connection.send({"op": "cancel", "attempt": name})
-            slot.release()
+            attempt.cancel()
+            attempt.release()
             raise
-        return slot
 
-    async def _run(self, slot: HeldSlot, prompt: str) -> Reply:
-        follows = self._request.attaches
-        self._host = slot.connection.name
+    async def _run(self, prompt: str) -> Reply:
+        attempt, follows = self._attempt, self._request.attaches
         with when_cancelled(self._session.wind_down):
             while True:
-                if not await self._session.wait_until_back(slot.connection, slot.attempt, self._request.on_output):
-                    raise self._session.away_error(slot.connection)
-                slot.attempt.clear()
-                self._go(slot, prompt, follows=follows)
-                frame = await slot.attempt.next()
+                if not await self._session.wait_until_back(attempt.connection, attempt, self._request.on_output):
+                    raise self._session.away_error(attempt.connection)
+                attempt.clear()
+                self._go(prompt, follows=follows)
+                frame = await attempt.next()
                 if frame["op"] != "lost":
                     return self._outcome(frame)
                 follows = True
 
-    def _go(self, slot: HeldSlot, prompt: str, *, follows: bool) -> None:
+    def _go(self, prompt: str, *, follows: bool) -> None:
         request = request_json(self._request)
-        request |= {name: _without_host(request[name]) for name in ("session_id", "fork_of") if name in request}
+        for name in ("session_id", "fork_of"):
+            if name in request:
+                request[name] = request[name].rpartition("@")[0] or request[name]
         if follows:
             request["attaches"] = True
-        frame: Frame = {
-            "op": "go",
-            "attempt": slot.attempt.name,
-            "backend": self._described,
-            "request": request,
-            "prompt": prompt,
-            "answers": given_answers(),
-        }
-        self._shown.restart()
-        slot.connection.send(frame)
+        self._outputs.restart()
+        self._attempt.connection.send(
+            {
+                "op": "go",
+                "attempt": self._attempt.name,
+                "backend": self._described,
+                "request": request,
+                "prompt": prompt,
+                "answers": [] if (turn := TURN.get()) is None else turn.answers,
+            }
+        )
         self._placement.on_go()
 
     def _outcome(self, frame: Frame) -> Reply:
@@ -313,36 +266,96 @@ class HostConversation:
         except (KeyError, TypeError, ValueError) as error:
             message = f"{self._host} sent an answer that cannot be read: {error!r}"
             raise BackendError(ErrorKind.UNEXPECTED, message) from None
-        if reply.session_id is None:
-            return reply
-        self.session_id = self._with_host(reply.session_id)
-        return replace(reply, session_id=self.session_id)
+        if reply.session_id is not None:
+            self.session_id = f"{reply.session_id}@{self._host}"
+            reply = replace(reply, session_id=self.session_id)
+        return reply
 
     def _report(self, frame: Frame) -> None:
-        try:
+        with suppress(KeyError, TypeError, ValueError):  # a report that cannot be read is worth less than the attempt
             match frame["op"]:
                 case "session":
-                    self.session_id = self._with_host(frame["session_id"])
+                    self.session_id = f"{frame['session_id']}@{self._host}"
                     self._request.on_session(self.session_id)
                 case "output":
                     output = from_json(Output, frame["output"])
-                    self._shown.write(output)
+                    self._outputs.write(output)
                     self._request.on_output(output)
                 case _:
                     if self._request.on_allowance is not None:
                         self._request.on_allowance(Allowance(**frame["limits"]))
-        except (KeyError, TypeError, ValueError):
-            pass  # a report that cannot be read is worth less than the attempt
-
-    def _with_host(self, session_id: str) -> str:
-        return f"{session_id}@{self._host}"
 
 
-def _host_of(session_id: str | None) -> str | None:
-    """Return the host of a session; None without a session, and for one from before the backend was placed."""
-    _, at, host = (session_id or "").rpartition("@")
-    return host if at else None
+# The description of a backend of Python, as JSON, from which a host makes the backend. `specs/host_specs.py` has those
+# of plan files.
 
 
-def _without_host(session_id: str) -> str:
-    return session_id.rpartition("@")[0] or session_id
+def describe(backend: object) -> dict[str, JsonValue]:
+    """Return the description of `backend`: a backend of plait, a function, or a text `module:name`.
+
+    A text names a function or a class that the hosts call without arguments to get the backend. Raises ValueError if
+    the hosts could not make the backend.
+    """
+    if isinstance(backend, str):
+        return {"make": backend, "options": {}}
+    if isinstance(backend, FunctionBackend):
+        return {"call": _name_of(backend.function)}
+    if is_dataclass(backend) and not isinstance(backend, type):
+        return {"make": _name_of(type(backend)), "options": _options(backend)}
+    if callable(backend) and not isinstance(backend, type):
+        return {"call": _name_of(backend)}
+    kind = type(backend).__name__
+    raise ValueError(
+        f"{kind} cannot be described to a host; put a function that returns the backend into a module that the hosts "
+        'have, and name the function: hosts.placed("module:function")'
+    )
+
+
+def build_described(described: Mapping[str, JsonValue]) -> Backend:
+    """Return the backend of a description by `describe`. Raises BackendUnavailable if this host cannot make it."""
+    try:
+        if "call" in described:
+            return as_backend(_imported(str(described["call"])))
+        options = cast("dict[str, Any]", described["options"])
+        return as_backend(_imported(str(described["make"]))(**options))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackendUnavailable(f"this host cannot make the backend: {one_line(str(error))}") from error
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    try:
+        return attrgetter(attribute)(importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        message = f"this host has no {name}: {one_line(str(error))}; install the module here, for the Python of plait"
+        raise BackendUnavailable(message) from error
+
+
+def _name_of(value: Callable[..., Any]) -> str:
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    if module == "__main__" or not module or not name or "<" in name:
+        raise ValueError(
+            f"{name or value!r} of {module or 'no module'} cannot be imported by a host; put it at the top level of a "
+            "module that the hosts have"
+        )
+    return f"{module}:{name}"
+
+
+def _options(backend: Any) -> dict[str, JsonValue]:
+    """Return the constructor arguments that differ from the defaults."""
+    options: dict[str, JsonValue] = {}
+    for one in fields(backend):
+        value = getattr(backend, one.name)
+        default = one.default_factory() if one.default_factory is not MISSING else one.default
+        if not one.init or value == default:
+            continue
+        value = str(value) if isinstance(value, PurePath) else value
+        try:
+            options[one.name] = json.loads(json.dumps(value))
+        except (TypeError, ValueError):
+            kind = type(backend).__name__
+            raise ValueError(
+                f"{one.name} of {kind} is no JSON, so no host can make the backend; put a function that returns the "
+                'backend into a module that the hosts have, and name the function: hosts.placed("module:function")'
+            ) from None
+    return options

@@ -3,7 +3,7 @@
     connecting -> connected -> away -> connecting -> ...        refused: another version, or another owner
 
 A broken connection is made again and ends no attempt. Each attempt on the host reads a frame `lost`, and decides how
-long to wait.
+long to wait. Outside of any run, `probe_hosts` asks hosts for their state.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ import asyncio
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Protocol
 
 import anyio
 import anyio.abc
 
+from plait.backends.backend_protocol import RunOnHosts
 from plait.backends.hosts.host_frames import LONGEST, Frame, foreign_output, frame_line, read_frame
+from plait.json_form import value
 from plait.safe_text import one_line
 
 LOST: Frame = {"op": "lost"}
@@ -29,6 +33,8 @@ _RETRIES_S = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before the first, second, ... attempt to connect again; the last holds for all later ones."""
 _ANSWER_S = 60.0
 """Seconds for a host to answer the first frame."""
+END_S = 20.0
+"""Seconds for a host to end an attempt: more than an agent has between SIGTERM and SIGKILL."""
 _LAST_S = 5.0
 """Seconds for a host to read the last frames and exit, once `close` is called."""
 _CLOSE_S = 2.0
@@ -67,13 +73,15 @@ class Channel(Protocol):
 
 
 class AttemptChannel:
-    """The frames of one attempt on a host."""
+    """The frames of one attempt, and its room on the host of `connection`, which is set before any frame arrives."""
+
+    connection: HostConnection
 
     def __init__(self, name: str, on_report: Callable[[Frame], None], needs: Mapping[str, float]) -> None:
         self.name = name
         """`task/attempt`."""
         self.needs = needs
-        """The resources that the attempt takes, where hosts have resources in place of slots."""
+        """The resources that the attempt takes."""
         self._on_report = on_report
         self._frames: deque[Frame] = deque()
         self._waiting: asyncio.Future[None] | None = None
@@ -98,18 +106,34 @@ class AttemptChannel:
             await self._waiting
         return self._frames.popleft()
 
+    def cancel(self) -> None:
+        """Ask the host to end the attempt. A host that is away ends the attempt when connected again."""
+        self.connection.send({"op": "cancel", "attempt": self.name})
 
-class HostConnection:
-    """The connection to the host `name`. `hello` returns the first frame of each connection."""
+    def release(self) -> None:
+        """Free the room of the attempt."""
+        self.connection.release(self)
 
-    def __init__(self, name: str, slots: int, command: Sequence[str], hello: Callable[[], Frame]) -> None:
+    async def end(self) -> bool:
+        """End the attempt on the host. Return whether the host has confirmed the end. Not cancelled from outside."""
+        with anyio.move_on_after(END_S, shield=True):
+            self.cancel()
+            while self.connection.is_connected:
+                if (await self.next())["op"] in {"ended", "reply", "error", "asked"}:
+                    return True
+        return False
+
+
+class HostConnection(ABC):
+    """The connection of a run to the host `name`, with its `resources` for attempts. A subclass knows the way there."""
+
+    def __init__(self, name: str, run: RunOnHosts, resources: Mapping[str, float]) -> None:
         self.name = name
-        self.slots = slots
-        self._command = command
-        self._hello = hello
+        self.resources = resources
+        self._run = run
         self.attempts: dict[str, AttemptChannel] = {}
         """The attempts that this process has on the host, by name."""
-        self.kept: set[str] = set()
+        self.keeps = set(run.adopted.get(name, ()))
         """The attempts that the host is to keep when it is connected again."""
         self.is_connected = False
         self.was_connected = False
@@ -127,6 +151,14 @@ class HostConnection:
         self._to_send = anyio.Event()
         self._closing = anyio.Event()
 
+    @abstractmethod
+    async def _open(self) -> Channel | None:
+        """Start `plait host` there. Return None to begin again, as with another address. Raise HostUnreachable."""
+
+    @abstractmethod
+    def ask(self, attempt: AttemptChannel) -> None:
+        """Ask for room for an attempt in `attempts`, which reads a frame `slot` once there is room."""
+
     def send(self, frame: Frame) -> None:
         """Send a frame. Never waits. Frames for a host that is away are dropped: `hello` names the attempts to keep.
 
@@ -137,26 +169,39 @@ class HostConnection:
             self._unsent += line
             self._to_send.set()
 
-    def load(self, needs: Mapping[str, float]) -> float | None:  # noqa: ARG002 - for hosts with resources
-        """Return the part of the host that attempts of this process take, from 0 to 1; None if there is no room for an
-        attempt with `needs`, or the host is not connected.
-        """
-        used = len(self.attempts) / self.slots
-        return used if self.is_connected and used < 1 else None
+    @property
+    def slots(self) -> int:
+        """The number of attempts of one each that the host offers at most."""
+        return max(1, min(1000, int(max(self.resources.values(), default=1))))
 
-    def ask(self, attempt: AttemptChannel) -> None:
-        """Ask the host for room for an attempt in `attempts`, which reads a frame `slot` once there is room."""
-        self.send({"op": "ask", "attempt": attempt.name})
+    def offers(self, needs: Mapping[str, float]) -> bool:
+        """Return whether the host has the resources `needs`, taken or not."""
+        return all(self.resources.get(name, 0) >= need for name, need in needs.items())
+
+    def load(self, needs: Mapping[str, float]) -> float | None:
+        """Return the largest part of a needed resource that attempts of this process take; None if there is no room for
+        an attempt with `needs`, or the host is not connected.
+        """
+        if not self.is_connected:
+            return None
+        parts: list[float] = []
+        for name, amount in needs.items():
+            used = sum(attempt.needs.get(name, 0) for attempt in self.attempts.values())
+            if used + amount > self.resources.get(name, 0):
+                return None
+            parts.append(used / self.resources[name])
+        return max(parts)
 
     def release(self, attempt: AttemptChannel) -> None:
         """Give up the room of an attempt."""
         self.attempts.pop(attempt.name, None)
-        self.kept.discard(attempt.name)
+        self.keeps.discard(attempt.name)
         self.on_change()
 
     def close(self) -> None:
         """Disconnect for good. `run` returns soon."""
         self._closing.set()
+        self._to_send.set()
 
     async def run(self) -> None:
         """Connect, and connect again, until `close`, or until the host refuses. Never raises."""
@@ -164,7 +209,13 @@ class HostConnection:
             group.start_soon(self._end_when_closed, group.cancel_scope)
             while self.refusal is None and not self._closing.is_set():
                 await anyio.sleep(_RETRIES_S[min(self.tries, len(_RETRIES_S) - 1)])
-                await self._connect()
+                try:
+                    channel = await self._open()
+                except HostUnreachable as error:
+                    self._lost(str(error))
+                else:
+                    if channel is not None:
+                        await self._talk(channel)
             group.cancel_scope.cancel()
 
     async def _end_when_closed(self, waits: anyio.CancelScope) -> None:
@@ -173,38 +224,43 @@ class HostConnection:
             await anyio.sleep(_LAST_S)  # `run` ends before, unless the host is silent
         waits.cancel()
 
-    async def _connect(self) -> None:
-        try:
-            channel = await open_process(self._command)
-        except HostUnreachable as error:
-            self._lost(str(error))
-        else:
-            await self._talk(channel)
-
     async def _talk(self, channel: Channel) -> None:
         """Exchange frames until the connection ends."""
         reason = ""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._write, channel)
-                reason = await self._read(FrameReader(channel.receive), channel.send)
+                reason = await self._read(FrameReader(channel), channel)
                 group.cancel_scope.cancel()
         finally:
             await channel.close()
         self._lost(reason or channel.errors)
 
-    async def _read(self, frames: FrameReader, send: Callable[[bytes], Awaitable[object]]) -> str:
+    async def _read(self, frames: FrameReader, channel: Channel) -> str:
         """Read frames until the connection ends. Return the reason if the host did not accept; else an empty text."""
-        first = None
+        ours, first = version("plait"), None
         with anyio.move_on_after(_ANSWER_S) as limit:
-            await send(frame_line(self._hello()))
+            hello: Frame = {
+                "op": "hello",
+                "version": ours,
+                "key": self._run.key,
+                "host": self.name,
+                "epoch": self._run.epoch,
+                "slots": self.slots,
+                "keep": sorted(self.keeps),  # the host ends the other attempts of the run
+            }
+            await channel.send(frame_line(hello))
             first = await frames.next()
         if limit.cancelled_caught:
             return f"no answer within {_ANSWER_S:g} s"
         if first is None:
             return frames.problem
         if first["op"] != "ready":
-            return self._refused(first)
+            if first.get("why") in {"version", "fenced"}:
+                self.refusal = str(first["why"])
+            theirs = one_line(str(first.get("version")))
+            self.reason = differs(theirs, ours) if self.refusal == "version" else one_line(str(first.get("message")))
+            return self.reason
         self._accepted()
         while (frame := await frames.next()) is not None:
             attempt = self.attempts.get(str(frame.get("attempt")))
@@ -217,16 +273,6 @@ class HostConnection:
         self.is_connected = self.was_connected = True
         self.tries, self.away_since, self.reason = 0, None, ""
         self.on_change()
-
-    def _refused(self, answer: Frame) -> str:
-        """Note a refusal that will last. Return the reason."""
-        self.reason = one_line(str(answer.get("message")))
-        if answer.get("why") == "version":
-            ours, theirs = self._hello()["version"], one_line(str(answer.get("version")))
-            self.reason = f"plait {theirs} is installed there, and {ours} here; install the same version"
-        if answer.get("why") in {"version", "fenced"}:
-            self.refusal = str(answer["why"])
-        return self.reason
 
     def _lost(self, reason: str) -> None:
         self.is_connected = False
@@ -241,19 +287,12 @@ class HostConnection:
 
     async def _write(self, channel: Channel) -> None:
         """Send the waiting frames, and end the input of the process at `close`."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._wake_at_close)
-            while await self._send_waiting(channel):
-                if self._closing.is_set() and not self._to_send.is_set():
-                    await channel.end_input()
-                    break
-                await self._to_send.wait()
-                self._to_send = anyio.Event()
-            group.cancel_scope.cancel()
-
-    async def _wake_at_close(self) -> None:
-        await self._closing.wait()
-        self._to_send.set()
+        while await self._send_waiting(channel):
+            if self._closing.is_set() and not self._to_send.is_set():
+                await channel.end_input()
+                return
+            await self._to_send.wait()
+            self._to_send = anyio.Event()
 
     async def _send_waiting(self, channel: Channel) -> bool:
         """Send what waits. Return False if the host no longer reads."""
@@ -261,11 +300,16 @@ class HostConnection:
         return not data or await channel.send(data)
 
 
-class FrameReader:
-    """Reads frames from the output of a process. `receive` returns a part of the output, as in `ByteReceiveStream`."""
+def differs(theirs: str, ours: str) -> str:
+    """Return the reason why a host with another version of plait cannot be used."""
+    return f"plait {theirs} is installed there, and {ours} here; install the same version"
 
-    def __init__(self, receive: Callable[[], Awaitable[bytes]]) -> None:
-        self._receive = receive
+
+class FrameReader:
+    """Reads the frames in the output of a process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._pending = bytearray()
         self._frames: deque[Frame] = deque()
         self.problem = ""
@@ -275,13 +319,12 @@ class FrameReader:
         """Return the next frame; None at the end, and if the output is not that of a host."""
         while not self._frames:
             try:
-                data = await self._receive()
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+                data = await self._channel.receive()
+            except anyio.EndOfStream:
                 return None
             self._pending += data
             if b"\n" in data:
-                *lines, rest = self._pending.split(b"\n")
-                self._pending = rest
+                *lines, self._pending = self._pending.split(b"\n")
                 for line in lines:
                     try:
                         self._frames.append(read_frame(line))
@@ -371,3 +414,103 @@ class _ProcessChannel:
                 self._tail += data
                 del self._tail[:-_STDERR]
             asyncio.get_running_loop().remove_reader(self._stderr)
+
+
+# Hosts outside of any run, for `plait doctor --hosts`. Each has a connection of its own: no attempt begins or ends, and
+# no fence is taken.
+
+
+@value
+class CommandResult:
+    """The end of a command."""
+
+    code: int | None
+    """The exit code; None if the connection broke."""
+    output: bytes
+    """All of standard output."""
+    errors: str
+    """The last line of standard error."""
+
+
+@value
+class ReachableHost:
+    """A host."""
+
+    name: str
+    slots: int
+    """The number of attempts at once."""
+    open: Callable[[Sequence[str]], Awaitable[Channel]]
+    """Starts `plait` with these words there. Raises HostUnreachable."""
+
+    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
+        """Run `plait` with `words` there, with `data` as standard input. Raises HostUnreachable."""
+        channel = await self.open(words)
+        output = bytearray()
+        try:
+            if data:
+                await channel.send(data)
+            await channel.end_input()
+            with suppress(anyio.EndOfStream):
+                while True:
+                    output += await channel.receive()
+        finally:
+            await channel.close()
+        return CommandResult(channel.code, bytes(output), channel.errors)
+
+
+_PROBE_S = 30.0
+"""Seconds for a host to answer a probe."""
+
+
+@value
+class HostState:
+    """The state of a host."""
+
+    name: str
+    slots: int
+    at_work: int | None = None
+    """The attempts under way on the host, of all runs; None if the host does not answer."""
+    version: str | None = None
+    """The version of plait there; None if the host does not answer."""
+    problem: str | None = None
+    """Why the host cannot be used; None if it can."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether attempts can be placed on the host."""
+        return self.problem is None
+
+
+async def probe_hosts(hosts: Sequence[ReachableHost]) -> list[HostState]:
+    """Return the state of each host, in the order given. All are asked at once."""
+    states: dict[int, HostState] = {}
+
+    async def probe(index: int, host: ReachableHost) -> None:
+        states[index] = await _state_of(host)
+
+    async with anyio.create_task_group() as group:
+        for index, host in enumerate(hosts):
+            group.start_soon(probe, index, host)
+    return [states[index] for index in range(len(hosts))]
+
+
+async def _state_of(host: ReachableHost) -> HostState:
+    question = frame_line({"op": "probe"})
+    try:
+        with anyio.fail_after(_PROBE_S):
+            answer = await host.run(("host",), question)
+    except TimeoutError:
+        return HostState(host.name, host.slots, problem=f"away: no answer within {_PROBE_S:g} s")
+    except HostUnreachable as error:
+        return HostState(host.name, host.slots, problem=f"away: {error}")
+    first = answer.output.partition(b"\n")[0]
+    try:
+        frame = read_frame(first)
+        if frame["op"] == "refused":
+            return HostState(host.name, host.slots, problem=one_line(str(frame["message"])))
+        theirs, at_work = str(frame["version"]), int(frame["at_work"])
+    except (KeyError, TypeError, ValueError):
+        why = foreign_output(first) if first else answer.errors or f"plait host exited with {answer.code}"
+        return HostState(host.name, host.slots, problem=f"away: {why}")
+    ours = version("plait")
+    return HostState(host.name, host.slots, at_work, theirs, None if theirs == ours else differs(theirs, ours))

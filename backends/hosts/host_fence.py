@@ -32,8 +32,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plait.backends.process.private_files import is_locked, lock_file, private_file, private_folder, replace_file
-from plait.backends.process.process_table import Process, boot_id, send_signal, start_time
-from plait.json_form import value
+from plait.backends.process.process_table import boot_id, send_signal, start_time
+from plait.json_form import as_json, from_json, value
 
 _NAME, _OVER = "fence.json", ".over"
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
@@ -45,7 +45,7 @@ _FENCE_S = 30 * 86400.0
 """Seconds after the end of a run for which its fence is kept."""
 
 
-class Fenced(Exception):  # noqa: N818 - reads as what it is
+class LowEpoch(Exception):  # noqa: N818 - reads as what it is
     """Another owner has claimed the run at a higher epoch."""
 
 
@@ -79,16 +79,18 @@ def attempt_folder(run: Path, name: str) -> Path:
 
 
 def take_fence(folder: Path, epoch: int) -> None:
-    """Make this process the host process of the run, and end the one before. Raise Fenced if the epoch is too low."""
+    """Make this process the host process of the run, and end the one before. Raise LowEpoch if the epoch is too low."""
     private_folder(folder)
     with _locked(folder):
-        before = _read(folder / _NAME)
+        before = None
+        with suppress(OSError, ValueError):
+            before = from_json(_Holder, json.loads((folder / _NAME).read_bytes()))
         if before is not None and before.epoch > epoch:
-            raise Fenced(f"the run was claimed by another process: epoch {before.epoch}, and this is epoch {epoch}")
+            raise LowEpoch(f"the run was claimed by another process: epoch {before.epoch}, and this is epoch {epoch}")
         if before is not None and before.boot == boot_id() and before.pid != os.getpid():
             _end(before)
-        text = json.dumps([epoch, boot_id(), os.getpid(), start_time(os.getpid()) or ""])
-        replace_file(folder / _NAME, text)
+        holder = _Holder(epoch, boot_id(), os.getpid(), start_time(os.getpid()) or "")
+        replace_file(folder / _NAME, json.dumps(as_json(holder)))
         (folder / _OVER).unlink(missing_ok=True)
 
 
@@ -120,21 +122,13 @@ def _locked(folder: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def _read(path: Path) -> _Holder | None:
-    try:
-        epoch, boot, pid, started = json.loads(path.read_bytes())
-        return _Holder(int(epoch), str(boot), int(pid), str(started))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def _end(holder: _Holder) -> None:
     if not holder.started.isdecimal():
         return
     until = time.monotonic() + _END_LIMIT
     while start_time(holder.pid) == holder.started and time.monotonic() < until:
         with suppress(OSError):
-            send_signal(Process(holder.pid, False, 0, 0, int(holder.started)), signal.SIGKILL)
+            send_signal(holder.pid, int(holder.started), signal.SIGKILL)
         time.sleep(0.005)
 
 
@@ -154,28 +148,28 @@ class Slots:
         folder = _slots_folder(state)
         self._unheld = [folder / str(number) for number in range(count)]
         """The files of the slots that this process does not hold."""
-        self._held: dict[str, tuple[Path, int]] = {}
+        self._locks: dict[str, tuple[Path, int]] = {}
         """The file and the descriptor of the slot, by attempt."""
 
     def take(self, attempt: str) -> bool:
         """Take a slot for the attempt. Return False if all slots of the host are taken, also by other processes."""
-        if attempt in self._held:
+        if attempt in self._locks:
             return True
         for file in self._unheld:
             if (descriptor := lock_file(file)) is not None:
                 self._unheld.remove(file)
-                self._held[attempt] = file, descriptor
+                self._locks[attempt] = file, descriptor
                 return True
         return False
 
     def free(self, attempt: str) -> None:
         """Free the slot of the attempt, if any."""
-        held = self._held.pop(attempt, None)
-        if held is not None:
-            file, descriptor = held
+        lock = self._locks.pop(attempt, None)
+        if lock is not None:
+            file, descriptor = lock
             os.close(descriptor)
             self._unheld.insert(0, file)
 
     def taken(self) -> int:
         """Return the number of slots that any process holds."""
-        return len(self._held) + sum(map(is_locked, self._unheld))
+        return len(self._locks) + sum(map(is_locked, self._unheld))

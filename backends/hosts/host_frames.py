@@ -29,7 +29,7 @@ from plait.task import ModelOptions
 from plait.usage import Usage
 
 Frame: TypeAlias = dict[str, Any]
-_SHOWN = 80
+_MAX_FOREIGN = 80
 """Characters of foreign output in a message."""
 LONGEST = 2**30
 """Bytes of a frame. A longer one ends the connection."""
@@ -54,7 +54,7 @@ def read_frame(line: bytes | bytearray) -> Frame:
 def foreign_output(line: bytes) -> str:
     """Return the reason why a host that printed `line`, which is no frame, cannot be used."""
     text = one_line(line.decode("utf-8", "replace"))
-    return f"the output is not that of plait: {text[:_SHOWN]!r}; login scripts of the host must print nothing"
+    return f"the output is not that of plait: {text[:_MAX_FOREIGN]!r}; login scripts of the host must print nothing"
 
 
 def request_json(request: ConversationRequest) -> Frame:

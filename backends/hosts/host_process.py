@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -28,7 +27,6 @@ import anyio
 import anyio.abc
 from anyio.to_thread import run_sync
 
-from plait.backends.ask import answering, question_in
 from plait.backends.backend_protocol import (
     Allowance,
     Backend,
@@ -38,9 +36,9 @@ from plait.backends.backend_protocol import (
     Output,
     Reply,
 )
-from plait.backends.function_backend import format_traceback, in_own_context
+from plait.backends.function_backend import format_traceback
 from plait.backends.hosts.host_fence import (
-    Fenced,
+    LowEpoch,
     Slots,
     attempt_folder,
     remove_attempts,
@@ -59,7 +57,7 @@ from plait.backends.hosts.host_frames import (
 from plait.backends.process.child_manifest import manifests_below
 from plait.backends.process.child_process import sweep
 from plait.backends.process.private_files import private_folder
-from plait.backends.turn_cancellation import CancellableTurn, Cancellation
+from plait.backends.running_turn import Cancellation, Turn, in_turn, question_in
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, as_json
 from plait.safe_text import one_line, without_secrets
@@ -81,12 +79,15 @@ async def serve(build: Build, state: Path, version: str) -> None:
     try:
         hello = read_frame(await reader.readline())
         if hello["op"] == "probe":
-            _check_writable(state)
-            write({"op": "state", "version": version, "at_work": _at_work(state)})
+            with tempfile.TemporaryFile(dir=private_folder(state)) as file:  # the disk may be full, or read-only
+                file.write(b"\0" * 4096)
+            # The attempts that hold slots, or the living agents, if there are more of them.
+            agents = sum(manifest.is_alive for _, manifest in manifests_below(state))
+            write({"op": "state", "version": version, "at_work": max(agents, slots_taken(state))})
             return
         host = _admit(hello, state, version)
         await sweep(host.folder, [attempt_folder(host.folder, attempt) for attempt in hello["keep"]])
-        taken = host.slots.taken()
+        host.slots.taken()  # raises where files cannot be locked
     except _Refused as refused:
         write({"op": "refused", "why": refused.why, "message": str(refused), "version": version})
         return
@@ -96,7 +97,7 @@ async def serve(build: Build, state: Path, version: str) -> None:
             message = f"{error.filename or state} cannot be used: {error.strerror}"
         write({"op": "refused", "why": "error", "message": one_line(message), "version": version})
         return
-    write({"op": "ready", "version": version, "node": platform.node(), "taken": taken})
+    write({"op": "ready", "version": version})
     async with AsyncExitStack() as opened, anyio.create_task_group() as attempts:
         host.begin(build, write, opened, attempts)
         with _exiting():
@@ -118,21 +119,9 @@ def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
     folder = run_folder(state, hello["key"], hello["host"])
     try:
         take_fence(folder, hello["epoch"])
-    except Fenced as error:
+    except LowEpoch as error:
         raise _Refused("fenced", str(error)) from None
     return _Host(folder, state, hello["slots"])
-
-
-def _check_writable(state: Path) -> None:
-    """Raise OSError if files cannot be written in `state`, as with a full disk or a home folder that is read-only."""
-    with tempfile.TemporaryFile(dir=private_folder(state)) as file:
-        file.write(b"\0" * 4096)
-
-
-def _at_work(state: Path) -> int:
-    """Return the attempts under way: those that hold slots, or the living agents, if there are more of them."""
-    agents = sum(manifest.is_alive for _, manifest in manifests_below(state))
-    return max(agents, slots_taken(state))
 
 
 @contextmanager
@@ -267,7 +256,8 @@ class _Host:
         answer: Frame = {"op": "ended"}
         try:
             with scope:
-                answer = await self._answer(attempt, frame)
+                turn = Turn(self._cancellation, [(text, value) for text, value in frame["answers"]])
+                answer = {"op": "reply", "reply": as_json(await in_turn(turn, self._reply(attempt, frame)))}
         except BaseException as error:  # one that leaves the attempt would end all others of the task group
             answer = _failure(error)
         finally:
@@ -279,10 +269,6 @@ class _Host:
             message = f"the reply is no JSON, so it cannot be sent: {one_line(str(error))}"
             self._write({**_error_frame(BackendError(ErrorKind.UNEXPECTED, message)), "attempt": attempt})
         self._grant()
-
-    async def _answer(self, attempt: str, frame: Frame) -> Frame:
-        with CancellableTurn(self._cancellation), answering([(text, value) for text, value in frame["answers"]]):
-            return {"op": "reply", "reply": as_json(await in_own_context(self._reply(attempt, frame)))}
 
     async def _reply(self, attempt: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])

@@ -2,57 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import itemgetter
 
 import anyio
+import anyio.abc
 
 from plait.backends.backend_protocol import AwayHost, Output
-from plait.backends.hosts.host_connection import LOST, AttemptChannel, HostConnection
+from plait.backends.hosts.host_connection import END_S, LOST, AttemptChannel, HostConnection
 from plait.backends.hosts.host_frames import Frame
 from plait.errors import BackendError, ErrorKind
 
-_END_S = 20.0
-"""Seconds for a host to end an attempt: more than an agent has between SIGTERM and SIGKILL."""
+OnOutput = Callable[[Output], None]
 
 
 class HostSession:
     """The hosts of one run while this process owns the run."""
 
     def __init__(
-        self, connections: Sequence[HostConnection], patience: float, on_away: Callable[[AwayHost], None]
+        self, connections: Iterable[HostConnection], patience: float, on_away: Callable[[AwayHost], None]
     ) -> None:
-        self.connections = {one.name: one for one in connections}
-        self._away = AwayReporter(self.connections, on_away)
+        self.connections: dict[str, HostConnection] = {}
+        self.problem = ""
+        """Why no host can be reached, if there is one reason for all."""
         self._patience = patience
         self._changed: anyio.Event | None = None
-        self._named: set[str] = set()
+        self._group: anyio.abc.TaskGroup | None = None
+        self._refusals: set[str] = set()
+        """The hosts whose version of plait was reported as another one."""
+        self._on_away = on_away
+        self._waiting: dict[str, dict[str, None]] = {}
+        """The names of the attempts that wait, by host that is away, in the order in which they began to wait."""
+        self._reported: dict[str, tuple[str, ...]] = {}
+        """The tasks reported last, by host that is waited for."""
+        self._is_report_due = False
+        self._closed = anyio.Event()
         for connection in connections:
-            connection.on_change = self._wake
+            self._add(connection)
+
+    def _add(self, connection: HostConnection) -> None:
+        self.connections[connection.name] = connection
+        connection.on_change = self._wake
+        if self._group is not None:
+            self._group.start_soon(connection.run)
 
     async def run(self) -> None:
         """Keep the hosts connected until `close`."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._away.run)
+        async with anyio.create_task_group() as self._group:
             for connection in self.connections.values():
-                group.start_soon(connection.run)
+                self._group.start_soon(connection.run)
+            await self._closed.wait()
 
     def close(self) -> None:
         """Disconnect all hosts."""
-        self._away.close()
+        self._closed.set()
         for connection in self.connections.values():
             connection.close()
 
-    async def reached(self) -> Sequence[str]:
+    async def reached(self) -> list[str]:
         """Implement `HostConnections.reached`."""
-        with anyio.move_on_after(_END_S):
-            while not self._are_asked():
+        with anyio.move_on_after(END_S):
+            while not self._has_asked():
                 await self._change()
         return [one.name for one in self.connections.values() if one.is_connected]
 
-    def _are_asked(self) -> bool:
+    def _has_asked(self) -> bool:
         return all(one.is_connected or one.tries for one in self.connections.values())
 
     async def more_slots(self, known: int) -> int:
@@ -78,44 +95,39 @@ class HostSession:
         """Return the connection to the host `name`; None if the host is none of the hosts."""
         return self.connections.get(name)
 
-    async def place(self, attempt: AttemptChannel, wanted: str | None, on_output: OnOutput) -> HeldSlot:
-        """Return a slot on the host `wanted`, or on the least loaded host, for an attempt.
+    async def place(self, attempt: AttemptChannel, wanted: str | None, on_output: OnOutput) -> None:
+        """Give the attempt room on the host `wanted`, or on the least loaded host.
 
         If the host `wanted` is away for the patience of the hosts, another host is chosen. Raises BackendError
         (transient) if no host can be reached, and (unavailable) if all refuse this version of plait.
         """
-        self._name_refused(on_output)
+        for connection in self.connections.values():
+            if connection.refusal == "version" and connection.name not in self._refusals:
+                self._refusals.add(connection.name)
+                on_output(Output("notice", f"{connection.name} is not used: {connection.reason}"))
         preferred = None if wanted is None else self.connection(wanted)
         if preferred is not None and not await self.wait_until_back(preferred, attempt, on_output):
             preferred = None
         while True:
-            connection = await self._with_room(preferred, attempt, on_output)
+            connection = attempt.connection = await self._with_room(preferred, attempt, on_output)
             connection.attempts[attempt.name] = attempt
-            slot = HeldSlot(self, connection, attempt)
             try:
                 connection.ask(attempt)
-                if await self._answer(connection, attempt, may_move=preferred is None) is not LOST:
-                    return slot
-                slot.release()
+                if await self._answer(attempt, may_move=preferred is None) is not LOST:
+                    return
+                attempt.release()
             except BaseException:
-                connection.send({"op": "cancel", "attempt": attempt.name})
-                slot.release()
+                attempt.cancel()
+                attempt.release()
                 raise
 
-    async def _answer(self, connection: HostConnection, attempt: AttemptChannel, *, may_move: bool) -> Frame:  # noqa: ARG002 - for other hosts
+    async def _answer(self, attempt: AttemptChannel, *, may_move: bool) -> Frame:  # noqa: ARG002 - for other hosts
         """Return the answer of a host that was asked for room; LOST to choose a host again."""
         return await attempt.next()
 
-    def _name_refused(self, on_output: OnOutput) -> None:
-        """Report each host that refuses this version of plait, once."""
-        for connection in self.connections.values():
-            if connection.refusal == "version" and connection.name not in self._named:
-                self._named.add(connection.name)
-                on_output(Output("notice", f"{connection.name} is not used: {connection.reason}"))
-
-    def follow(self, attempt: AttemptChannel, host: str) -> HeldSlot:
-        """Return the slot of an attempt that a dead owner placed on `host`. Raises BackendError (unavailable) if
-        the host is no longer one of the hosts.
+    def follow(self, attempt: AttemptChannel, host: str) -> None:
+        """Connect an attempt that a dead owner placed on `host`. Raises BackendError (unavailable) if the host is no
+        longer one of the hosts.
         """
         connection = self.connection(host)
         if connection is None:
@@ -124,29 +136,25 @@ class HostSession:
                 f"{host} again and resume, or let the task run anew with --retry-failed"
             )
             raise BackendError(ErrorKind.UNAVAILABLE, message)
+        attempt.connection = connection
         connection.attempts[attempt.name] = attempt
-        return HeldSlot(self, connection, attempt)
 
     async def wait_until_back(self, connection: HostConnection, attempt: AttemptChannel, on_output: OnOutput) -> bool:
         """Wait until the host is connected. Return False after the patience, or if the host refuses."""
         while not connection.is_connected and not connection.tries:  # the first connection is still being made
             await self._change()
-        if not connection.is_connected and connection.refusal is None:
-            with self._away.waiting([connection], attempt), anyio.move_on_after(self._patience):
-                await self._wait_connected(connection, on_output)
+        if connection.is_connected or connection.refusal is not None:
+            return connection.is_connected
+        reason = ""
+        with self._away([connection], attempt), anyio.move_on_after(self._patience):
+            while not connection.is_connected and connection.refusal is None:
+                if connection.reason != reason:
+                    reason, away = connection.reason, ""
+                    if (since := connection.away_since) is not None:
+                        away = f", away since {datetime.fromtimestamp(since, UTC).astimezone():%H:%M:%S}"
+                    on_output(Output("waiting", f"waiting for {connection.name}{away}: {reason}"))
+                await self._change()
         return connection.is_connected
-
-    async def _wait_connected(self, connection: HostConnection, on_output: OnOutput) -> None:
-        """Wait until the host is connected, or refuses."""
-        last_reason = ""
-        while not connection.is_connected and connection.refusal is None:
-            if connection.reason != last_reason:
-                last_reason, since = (
-                    connection.reason,
-                    "" if connection.away_since is None else f", away since {_time(connection.away_since)}",
-                )
-                on_output(Output("waiting", f"waiting for {connection.name}{since}: {last_reason}"))
-            await self._change()
 
     def away_error(self, connection: HostConnection) -> BackendError:
         """Return the error of an attempt on a host that refuses this process, or has been away for too long."""
@@ -167,29 +175,56 @@ class HostSession:
             loads = [(load, one.name) for one in connections if (load := one.load(attempt.needs)) is not None]
             if loads:
                 return self.connections[min(loads, key=itemgetter(0))[1]]
-            if any(one.is_connected for one in self.connections.values()):
+            if self._is_there(attempt.needs):
                 await self._change()
             else:
-                await self._any_back(attempt, on_output)
+                await self._wait_for_any(attempt, on_output)
 
-    async def _any_back(self, attempt: AttemptChannel, on_output: OnOutput) -> None:
-        """Wait until a host is connected. Raise BackendError after the patience, or if no host can be expected: none
-        has accepted this process before, and the first attempt to connect to each has failed.
+    async def _wait_for_any(self, attempt: AttemptChannel, on_output: OnOutput) -> None:
+        """Wait until a host with the resources of the attempt is connected, taken or not.
+
+        Raise BackendError after the patience, which begins once each such host has been asked, or if no host can be
+        expected.
         """
-        connections = self.connections.values()
-        while any(not one.tries for one in connections) and not any(one.is_connected for one in connections):
+        while self._is_opening(attempt.needs):
             await self._change()
-        away = [one for one in connections if one.refusal is None]
-        with self._away.waiting(away, attempt), anyio.move_on_after(self._patience):
-            while not all(one.refusal or (one.tries and not one.was_connected) for one in connections):
-                if any(one.is_connected for one in connections):
+        reason = ""
+        away = [one for one in self._offering(attempt.needs) if one.refusal is None]
+        with self._away(away, attempt), anyio.move_on_after(self._patience):
+            while not self._is_hopeless():
+                if self._is_there(attempt.needs):
                     return
-                on_output(Output("waiting", f"waiting for {', '.join(self.connections)}"))
+                if (now := self.problem or f"waiting for {self._wanted(attempt.needs)}") != reason:
+                    reason = now
+                    on_output(Output("waiting", reason))
                 await self._change()
-        why = "; ".join(f"{one.name}: {one.reason}" for one in connections)
-        refused = all(one.refusal == "version" for one in connections)
-        kind = ErrorKind.UNAVAILABLE if refused else ErrorKind.TRANSIENT
-        raise BackendError(kind, f"no host can be used: {why}")
+        connections = self.connections.values()
+        kind = ErrorKind.UNAVAILABLE if {one.refusal for one in connections} == {"version"} else ErrorKind.TRANSIENT
+        reasons = "; ".join(f"{one.name}: {one.reason}" for one in connections if one.reason)
+        unusable = self._unusable(attempt.needs)
+        raise BackendError(kind, self.problem or (f"{unusable}: {reasons}" if reasons else unusable))
+
+    def _offering(self, needs: Mapping[str, float]) -> list[HostConnection]:
+        return [one for one in self.connections.values() if one.offers(needs)]
+
+    def _is_there(self, needs: Mapping[str, float]) -> bool:
+        return any(one.is_connected for one in self._offering(needs))
+
+    def _is_opening(self, needs: Mapping[str, float]) -> bool:
+        """Return whether a host with the resources `needs` has not answered yet, and none is there."""
+        return not self._is_there(needs) and any(not one.tries for one in self._offering(needs))
+
+    def _is_hopeless(self) -> bool:
+        """Return whether no host can be expected: none has accepted this process before, and all have been asked."""
+        return all(one.refusal or (one.tries and not one.was_connected) for one in self.connections.values())
+
+    def _wanted(self, needs: Mapping[str, float]) -> str:  # noqa: ARG002 - for other hosts
+        """Return the words for what an attempt with `needs` waits for."""
+        return ", ".join(self.connections)
+
+    def _unusable(self, needs: Mapping[str, float]) -> str:  # noqa: ARG002 - for other hosts
+        """Return the error of an attempt with `needs` that waited for too long."""
+        return "no host can be used"
 
     async def _change(self) -> None:
         if self._changed is None:
@@ -201,89 +236,37 @@ class HostSession:
             self._changed.set()
             self._changed = None
 
-
-OnOutput = Callable[[Output], None]
-
-
-def _time(when: float) -> str:
-    return f"{datetime.fromtimestamp(when, UTC).astimezone():%H:%M:%S}"
-
-
-class HeldSlot:
-    """A slot of a host, held by an attempt until `leave`."""
-
-    def __init__(self, session: HostSession, connection: HostConnection, attempt: AttemptChannel) -> None:
-        self.session = session
-        self.connection = connection
-        self.attempt = attempt
-
-    def release(self) -> None:
-        """Free the slot. A host that is away ends the attempt when connected again."""
-        self.connection.release(self.attempt)
-
-    async def end(self) -> bool:
-        """End the attempt on the host. Return whether the host has confirmed the end. Not cancelled from outside."""
-        with anyio.move_on_after(_END_S, shield=True):
-            self.connection.send({"op": "cancel", "attempt": self.attempt.name})
-            while self.connection.is_connected:
-                if (await self.attempt.next())["op"] in {"ended", "reply", "error", "asked"}:
-                    return True
-        return False
-
-
-class AwayReporter:
-    """Reports each host that attempts wait for, once for all attempts that begin to wait at the same time.
-
-    A later report follows if other attempts wait, and when no attempt waits any longer.
-    """
-
-    def __init__(self, connections: Mapping[str, HostConnection], report: Callable[[AwayHost], None]) -> None:
-        self._connections = connections
-        self._report = report
-        self._waiting: dict[str, dict[str, None]] = {}
-        """The names of the attempts that wait, by host, in the order in which they began to wait."""
-        self._reported: dict[str, tuple[str, ...]] = {}
-        """The tasks reported last, by host that is waited for."""
-        self._changed = anyio.Event()
-        self._is_closed = False
-
     @contextmanager
-    def waiting(self, connections: Iterable[HostConnection], attempt: AttemptChannel) -> Generator[None]:
-        """Count the attempt as one that waits for the hosts of `connections`, all of which are away."""
+    def _away(self, connections: Collection[HostConnection], attempt: AttemptChannel) -> Generator[None]:
+        """Count the attempt as one that waits for the hosts of `connections`, all of which are away.
+
+        Each host is reported once for all attempts that begin to wait at the same time; again if other attempts wait,
+        and when none waits any longer.
+        """
         names = [connection.name for connection in connections]
         for name in names:
             self._waiting.setdefault(name, {})[attempt.name] = None
-        self._changed.set()
+        self._report_soon()
         try:
             yield
         finally:
             for name in names:
                 self._waiting[name].pop(attempt.name, None)
-            self._changed.set()
+            self._report_soon()
 
-    def close(self) -> None:
-        """End `run`."""
-        self._is_closed = True
-        self._changed.set()
+    def _report_soon(self) -> None:
+        if not self._is_report_due:
+            self._is_report_due = True
+            asyncio.get_running_loop().call_soon(self._report)
 
-    async def run(self) -> None:
-        """Report changes until `close`."""
-        while True:
-            await self._changed.wait()
-            if self._is_closed:
-                return
-            self._changed = anyio.Event()
-            for name, attempts in self._waiting.items():
-                self._report_host(self._connections[name], attempts)
-
-    def _report_host(self, connection: HostConnection, attempts: Iterable[str]) -> None:
-        since = connection.away_since
-        tasks = () if since is None else tuple(name.rpartition("/")[0] for name in attempts)
-        if set(tasks) == set(self._reported.get(connection.name, ())):
+    def _report(self) -> None:
+        self._is_report_due = False
+        if self._closed.is_set():
             return
-        if tasks:
-            self._reported[connection.name] = tasks
-            self._report(AwayHost(connection.name, since, connection.reason, tasks))
-        else:
-            del self._reported[connection.name]
-            self._report(AwayHost(connection.name, None, connection.reason, ()))
+        for name, attempts in self._waiting.items():
+            connection = self.connections[name]
+            since = connection.away_since
+            tasks = () if since is None else tuple(attempt.rpartition("/")[0] for attempt in attempts)
+            if set(tasks) != set(self._reported.get(name, ())):
+                self._reported[name] = tasks
+                self._on_away(AwayHost(name, since if tasks else None, connection.reason, tasks))

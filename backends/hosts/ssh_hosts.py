@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from plait.backends.backend_protocol import RunOnHosts
-from plait.backends.hosts.host_backend import PATIENCE, BackendTraits, HostBackend, HostGroup, hello_frame, host_backend
-from plait.backends.hosts.host_connection import Channel, HostConnection, open_process
-from plait.backends.hosts.host_probe import ReachableHost
+from plait.backends.hosts.host_backend import PATIENCE, HostGroup
+from plait.backends.hosts.host_connection import AttemptChannel, Channel, HostConnection, ReachableHost, open_process
 from plait.backends.hosts.host_session import HostSession
-from plait.json_form import JsonValue, value
+from plait.json_form import value
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 """The command that reaches a host: no password is asked for, and a silent connection ends after 30 seconds."""
@@ -80,13 +79,11 @@ class SSHHosts(HostGroup):
         """The sum of the slots of all hosts."""
         return sum(one.slots for one in self.all)
 
-    def place(
-        self, described: Mapping[str, JsonValue], traits: BackendTraits, needs: Mapping[str, float] | None
-    ) -> HostBackend:
-        """Return the backend `described` with its attempts on these hosts. Raises ValueError for `needs`."""
+    def checked(self, needs: Mapping[str, float] | None) -> Mapping[str, float]:
+        """Return one slot. Raises ValueError for `needs`."""
         if needs is not None:
             raise ValueError("needs are resources of Dask workers; hosts reached with ssh have slots: leave needs out")
-        return host_backend(described, self, traits)
+        return _ONE
 
     def command(self, host: SSHHost, *words: str) -> tuple[str, ...]:
         """Return the command that runs `plait` with `words` on `host`."""
@@ -98,20 +95,30 @@ class SSHHosts(HostGroup):
         needs: Collection[Mapping[str, float] | None] = (),  # noqa: ARG002 - for hosts with resources
     ) -> AsyncGenerator[Sequence[ReachableHost]]:
         """Return the hosts, to run commands of plait there."""
-        yield [ReachableHost(host.name, host.slots, partial(self._open, host)) for host in self.all]
 
-    async def _open(self, host: SSHHost, words: Sequence[str]) -> Channel:
-        return await open_process(self.command(host, *words))
+        async def opened(host: SSHHost, words: Sequence[str]) -> Channel:
+            return await open_process(self.command(host, *words))
+
+        yield [ReachableHost(host.name, host.slots, partial(opened, host)) for host in self.all]
 
     def _new_session(self, run: RunOnHosts) -> HostSession:
-        return HostSession([self._connection(host, run) for host in self.all], self._patience, run.on_away)
+        connections = (SSHConnection(host.name, run, host.slots, self.command(host, "host")) for host in self.all)
+        return HostSession(connections, self._patience, run.on_away)
 
-    def _connection(self, host: SSHHost, run: RunOnHosts) -> HostConnection:
-        connection = HostConnection(
-            host.name,
-            host.slots,
-            self.command(host, "host"),
-            lambda: hello_frame(run, host.name, host.slots, connection.kept),
-        )
-        connection.kept.update(run.adopted.get(host.name, ()))
-        return connection
+
+_ONE: Mapping[str, float] = {"slots": 1}
+
+
+class SSHConnection(HostConnection):
+    """The connection to the host `name` by `command`. The host itself gives its slots, which other runs share."""
+
+    def __init__(self, name: str, run: RunOnHosts, slots: int, command: Sequence[str]) -> None:
+        super().__init__(name, run, {"slots": slots})
+        self._command = command
+
+    async def _open(self) -> Channel:
+        return await open_process(self._command)
+
+    def ask(self, attempt: AttemptChannel) -> None:
+        """Ask the host for a slot."""
+        self.send({"op": "ask", "attempt": attempt.name})

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from graphlib import TopologicalSorter
 from typing import Any, ClassVar
 
 from plait.backends.backend_protocol import Attachment, ConversationRequest, Output
-from plait.backends.error_kinds import is_error
-from plait.backends.json_fields import at, count, is_impossible, number, tables, text
+from plait.backends.json_fields import at, is_impossible, tables, text, usage_beside_cache
 from plait.backends.models.endpoint import Endpoint
-from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, in_words
+from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, is_error
 from plait.backends.models.server_errors import no_answer
+from plait.backends.output_schema import in_words
 from plait.backends.prices import Billing
 from plait.dialogue import Message
 from plait.json_form import JsonValue
 from plait.safe_text import clean_text
 from plait.task import ModelOptions
-from plait.usage import Usage
 
 DEFAULT_MODEL = "claude-haiku-4-5"
 """Model used if no model is named."""
@@ -162,21 +162,6 @@ def _kept(text: str, length: int) -> str | list[dict[str, Any]]:
     return [block, _block(text[end:])] if text[end:] else [block]
 
 
-def usage_of(counts: JsonValue) -> Usage:
-    """Return the counts of a `usage` of Anthropic's API, whose `input_tokens` are the tokens beside the cache."""
-    cache_read, cache_write = count(counts, "cache_read_input_tokens"), count(counts, "cache_creation_input_tokens")
-    written = count(counts, "output_tokens")
-    return Usage(
-        count(counts, "input_tokens") + cache_read + cache_write,
-        written,
-        number(counts, "cost"),
-        cache_read_tokens=cache_read,
-        cache_write_tokens=cache_write,
-        reasoning_tokens=min(written, count(counts, "output_tokens_details", "thinking_tokens")),
-        cache_write_1h_tokens=min(cache_write, count(counts, "cache_creation", "ephemeral_1h_input_tokens")),
-    )
-
-
 @dataclass(eq=False)
 class _Answer(PartialAnswer):
     """An answer assembled event by event."""
@@ -251,7 +236,7 @@ class _Answer(PartialAnswer):
 
     def _count(self, usage: JsonValue) -> None:
         odd = is_impossible(usage, "input_tokens") or is_impossible(usage, "output_tokens")
-        self.spent.note(usage_of(usage), is_impossible=odd)
+        self.spent.note(usage_beside_cache(usage), is_impossible=odd)
 
 
 # The part of JSON Schema that the API accepts as an output format: each object is closed, `anyOf` is the only combining
@@ -260,28 +245,57 @@ class _Answer(PartialAnswer):
 
 _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
+# Keywords without which the rest forbids values that the schema allows, or has a dangling reference.
+_BEYOND = frozenset({"$defs", "definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
+# Each object is closed, so at most one of these keywords may describe a value.
+_SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
+_LOCAL = "#/$defs/"
 
 
 def native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
-    """Return `schema` in the part of JSON Schema supported by the API; None if that part cannot express the schema."""
+    """Return `schema` in the part of JSON Schema supported by the API; None if that part cannot express the schema, so
+    that the translation would break or narrow it.
+    """
     try:
-        return _strict(schema) if _Expressible(schema).holds() else None
+        return _with_definitions(schema)
     except (AttributeError, RecursionError, TypeError, ValueError):  # a schema of another shape than JSON Schema's
         return None
 
 
-def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `schema` in the supported part. Raises ValueError for a schema that says no type."""
+def _with_definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
     rest = dict(schema)
-    strict: dict[str, Any] = {}
-    if "$defs" in rest:
-        strict["$defs"] = {name: _strict(one) for name, one in rest.pop("$defs").items()}
+    definitions: Mapping[str, Any] = rest.pop("$defs", {})
+    references: dict[str, set[str]] = {name: set() for name in ("", *definitions)}
+    strict = _strict(rest, references[""])
+    if "$defs" in schema:
+        strict["$defs"] = {name: _strict(one, references[name]) for name, one in definitions.items()}
+    if set().union(*references.values()) - set(definitions):
+        raise ValueError("a reference points to no definition")
+    TopologicalSorter(references).prepare()  # raises ValueError for a schema that refers to itself
+    return strict
+
+
+def _strict(schema: Mapping[str, Any], references: set[str]) -> dict[str, Any]:
+    """Return `schema` in the supported part, and add the definitions that it refers to to `references`. Raises
+    ValueError if the part cannot express the schema.
+    """
+    if _BEYOND & schema.keys() or len(_SHAPES & schema.keys()) > 1:
+        raise ValueError("the schema combines what closed objects cannot")
+    if schema.get("additionalProperties", False) is not False:
+        raise ValueError("an object is open")
+    if schema.get("type") == "object" and not schema.get("properties"):
+        raise ValueError("an object with any keys would become an empty object")
+    rest = dict(schema)
     if "$ref" in rest:
-        return {**strict, "$ref": rest["$ref"]}
+        name = rest["$ref"].removeprefix(_LOCAL)
+        references.add("" if name == rest["$ref"] else name)
+        return {"$ref": rest["$ref"]}
+    strict: dict[str, Any] = {}
     kind, literals = rest.pop("type", None), _take_literals(rest)
-    variants = _variants(rest)
+    first, second = rest.pop("anyOf", None), rest.pop("oneOf", None)
+    variants = second if first is None else first
     if variants is not None:
-        strict["anyOf"] = [_strict(one) for one in variants]
+        strict["anyOf"] = [_strict(one, references) for one in variants]
     elif literals:
         kind = None
     elif kind not in _TYPES:
@@ -291,17 +305,11 @@ def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
     strict |= literals
     strict |= {name: rest.pop(name) for name in ("description", "title") if rest.get(name) is not None}
     if not literals:
-        strict |= _take_members(kind, rest)
+        strict |= _take_members(kind, rest, references)
     if rest:
         limits = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
         strict["description"] = "\n\n".join(one for one in (strict.get("description"), limits) if one)
     return strict
-
-
-def _variants(rest: dict[str, Any]) -> Sequence[Any] | None:
-    first: Sequence[Any] | None = rest.pop("anyOf", None)
-    second: Sequence[Any] | None = rest.pop("oneOf", None)
-    return second if first is None else first
 
 
 def _take_literals(rest: dict[str, Any]) -> dict[str, Any]:
@@ -314,17 +322,17 @@ def _take_literals(rest: dict[str, Any]) -> dict[str, Any]:
     return literals
 
 
-def _take_members(kind: object, rest: dict[str, Any]) -> dict[str, Any]:
+def _take_members(kind: object, rest: dict[str, Any], references: set[str]) -> dict[str, Any]:
     """Return the keywords for values of type `kind` that the API supports, and remove them from `rest`."""
     if kind == "object":
         rest.pop("additionalProperties", None)
-        members: dict[str, Any] = {name: _strict(one) for name, one in rest.pop("properties", {}).items()}
+        members: dict[str, Any] = {name: _strict(one, references) for name, one in rest.pop("properties", {}).items()}
         required = {"required": rest.pop("required")} if rest.get("required") is not None else {}
         return {"properties": members, "additionalProperties": False, **required}
     if kind == "string" and rest.get("format") in _FORMATS:
         return {"format": rest.pop("format")}
     if kind == "array":
-        items = {"items": _strict(rest.pop("items"))} if "items" in rest else {}
+        items = {"items": _strict(rest.pop("items"), references)} if "items" in rest else {}
         least = {"minItems": rest.pop("minItems")} if rest.get("minItems") in {0, 1} else {}
         return {**items, **least}
     return {}
@@ -332,50 +340,3 @@ def _take_members(kind: object, rest: dict[str, Any]) -> dict[str, Any]:
 
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
-
-
-# Keywords without which the rest forbids values that the schema allows, or has a dangling reference.
-_BEYOND = frozenset({"definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
-# Each object is closed, so at most one of these keywords may describe a value.
-_SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
-_LOCAL = "#/$defs/"
-
-
-class _Expressible:
-    """Checks whether the API can be given a schema: the translation must neither break nor narrow the schema."""
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema = schema
-        self._defs: Mapping[str, Any] = schema.get("$defs") or {}
-        self._open: list[str] = []
-        self._good: set[str] = set()
-
-    def holds(self) -> bool:
-        return self._fits(self._schema) and all(map(self._refers_well, (_LOCAL + name for name in self._defs)))
-
-    def _fits(self, schema: Mapping[str, Any]) -> bool:
-        if _BEYOND & schema.keys() or len(_SHAPES & schema.keys()) > 1:
-            return False
-        if schema.get("additionalProperties", False) is not False:
-            return False
-        if schema.get("type") == "object" and not schema.get("properties"):
-            return False  # an object with any keys, which would become an empty object
-        return all(map(self._fits, _parts(schema))) and ("$ref" not in schema or self._refers_well(schema["$ref"]))
-
-    def _refers_well(self, reference: str) -> bool:
-        name = reference.removeprefix(_LOCAL)
-        if name in self._good:
-            return True
-        if name == reference or name not in self._defs or name in self._open:
-            return False
-        self._open.append(name)
-        fits = self._fits(self._defs[name])
-        self._open.pop()
-        self._good |= {name} if fits else set()
-        return fits
-
-
-def _parts(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the direct subschemas of `schema` that are passed to the API."""
-    items = [schema["items"]] if "items" in schema else []
-    return [*schema.get("properties", {}).values(), *schema.get("anyOf", ()), *schema.get("oneOf", ()), *items]

@@ -126,7 +126,9 @@ def url_fault(url: str) -> str | None:
         parts = urlsplit(url)
     except ValueError:
         return "the brackets of the IPv6 address in base_url do not fit"
-    return _address_fault(parts.netloc) or _path_fault(parts.path)
+    end = next((end for end in _OWN_PATHS if parts.path.rstrip("/").endswith(end)), None)
+    path_fault = None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
+    return _address_fault(parts.netloc) or path_fault
 
 
 def _address_fault(netloc: str) -> str | None:
@@ -147,11 +149,6 @@ def _address_fault(netloc: str) -> str | None:
     if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
         return "a part of the host in base_url is empty, or longer than 63 characters"
     return None
-
-
-def _path_fault(path: str) -> str | None:
-    end = next((end for end in _OWN_PATHS if path.rstrip("/").endswith(end)), None)
-    return None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
 
 
 def is_environments(url: str, variable: str, default: str) -> bool:

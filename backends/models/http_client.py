@@ -296,68 +296,57 @@ class Client:
         """Return the kind of the failure, its description, and the next step for a person."""
         import aiohttp  # noqa: PLC0415 - imported by the client before
 
-        name = self._server.name
-        if isinstance(exc, TimeoutError):
-            return ErrorKind.TIMEOUT, *self._explain_timeout(exc)
-        if isinstance(exc, aiohttp.ClientConnectorError):
-            return ErrorKind.TRANSIENT, *self._explain_no_connection(exc)
-        if isinstance(exc, aiohttp.InvalidURL):
-            return ErrorKind.INVALID_REQUEST, f"the URL of {name} cannot be called: {exc}", "correct base_url"
-        if isinstance(exc, aiohttp.ClientError | OSError):
-            return ErrorKind.TRANSIENT, *self._explain_broken_answer(exc)
-        if isinstance(exc, ValueError):  # json.JSONDecodeError and UnicodeDecodeError
-            what = f"the answer of {name} cannot be read as JSON: {exc}"
-            return ErrorKind.TRANSIENT, what, "check that base_url is the URL of a model's API"
-        what = f"the answer of {name} cannot be read: {type(exc).__name__}: {exc}"
-        return ErrorKind.UNEXPECTED, what, "this is a fault of plait; please report it"
-
-    def _explain_timeout(self, exc: TimeoutError) -> tuple[str, str]:
-        import aiohttp  # noqa: PLC0415 - imported by the client before
-
-        name = self._server.name
-        if isinstance(exc, aiohttp.ConnectionTimeoutError):
-            advice = "check that the host is up, and that no firewall is in the way"
-            return f"no connection to {name} within {self._connect_timeout:g} s", advice
-        what = f"no whole answer from {name} within {self._request_timeout:g} s"
-        return what, "raise request_timeout if answers may take longer"
-
-    def _explain_broken_answer(self, exc: aiohttp.ClientError | OSError) -> tuple[str, str]:
-        import aiohttp  # noqa: PLC0415 - imported by the client before
-
-        name = self._server.name
-        if isinstance(exc, aiohttp.ClientHttpProxyError):
-            what = f"the proxy refused the way to {name}: {exc.status} {exc.message}"
-            return what, "NO_PROXY names servers to reach without the proxy"
-        if isinstance(exc, aiohttp.ClientResponseError):
-            return f"{name} answers, but not as an HTTP server: {exc.message}", "check the port in base_url"
-        advice = "the server's log may say why, or the log of a proxy in between"
-        if isinstance(exc, aiohttp.ClientPayloadError):
-            return f"{name} closed the connection in the middle of the answer", advice
-        reason = f" ({exc.strerror})" if isinstance(exc, OSError) and exc.strerror else ""
-        return f"{name} closed the connection without an answer{reason}", advice
-
-    def _explain_no_connection(self, exc: aiohttp.ClientConnectorError) -> tuple[str, str]:
-        import aiohttp  # noqa: PLC0415 - imported by the client before
-
-        name, cause = self._server.name, exc.os_error
-        reason = getattr(cause, "reason", None) or cause.strerror or str(cause)
-        if isinstance(exc, aiohttp.ClientConnectorCertificateError):
-            why = getattr(exc.certificate_error, "verify_message", "") or str(exc.certificate_error)
-            doubt = "SSL_CERT_FILE may name a file with the certificate to trust"
-            return f"the certificate of {name} is not trusted: {why}", doubt
-        if isinstance(exc, aiohttp.ClientSSLError):
-            what = f"{name} did not begin an encrypted connection: {reason}"
-            return what, "write http:// in base_url if the server has no TLS"
-        if isinstance(exc, aiohttp.ClientConnectorDNSError):
-            host = name.partition(":")[0] if self._proxy is None else exc.host
-            return f"no address is known for the host {host} ({reason})", "check the host in base_url, and the network"
-        if isinstance(exc, aiohttp.ClientProxyConnectionError):
-            what = f"no connection to the proxy {exc.host}:{exc.port} on the way to {name} ({reason})"
-            return what, "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; NO_PROXY names servers to reach without it"
-        if isinstance(cause, ConnectionRefusedError):
-            what = f"nothing listens at {name} (connection refused)"
-            return what, "start the server, or check host and port in base_url"
-        return f"no connection to {name} ({reason})", "check the host in base_url, and the network"
+        name, kind = self._server.name, ErrorKind.TRANSIENT
+        cause: Any = getattr(exc, "os_error", None)  # of an error while connecting
+        why = getattr(cause, "reason", None) or getattr(cause, "strerror", None) or str(cause)
+        log = "the server's log may say why, or the log of a proxy in between"
+        match exc:  # the narrower class first
+            case aiohttp.ConnectionTimeoutError():
+                what = f"no connection to {name} within {self._connect_timeout:g} s"
+                return ErrorKind.TIMEOUT, what, "check that the host is up, and that no firewall is in the way"
+            case TimeoutError():
+                what = f"no whole answer from {name} within {self._request_timeout:g} s"
+                return ErrorKind.TIMEOUT, what, "raise request_timeout if answers may take longer"
+            case aiohttp.ClientConnectorCertificateError():
+                why = getattr(exc.certificate_error, "verify_message", "") or str(exc.certificate_error)
+                advice = "SSL_CERT_FILE may name a file with the certificate to trust"
+                return kind, f"the certificate of {name} is not trusted: {why}", advice
+            case aiohttp.ClientSSLError():
+                what = f"{name} did not begin an encrypted connection: {why}"
+                return kind, what, "write http:// in base_url if the server has no TLS"
+            case aiohttp.ClientConnectorDNSError():
+                host = name.partition(":")[0] if self._proxy is None else exc.host
+                what = f"no address is known for the host {host} ({why})"
+                return kind, what, "check the host in base_url, and the network"
+            case aiohttp.ClientProxyConnectionError():
+                what = f"no connection to the proxy {exc.host}:{exc.port} on the way to {name} ({why})"
+                advice = "check HTTP_PROXY, HTTPS_PROXY and ALL_PROXY; NO_PROXY names servers to reach without it"
+                return kind, what, advice
+            case aiohttp.ClientConnectorError() if isinstance(exc.os_error, ConnectionRefusedError):
+                what = f"nothing listens at {name} (connection refused)"
+                return kind, what, "start the server, or check host and port in base_url"
+            case aiohttp.ClientConnectorError():
+                return kind, f"no connection to {name} ({why})", "check the host in base_url, and the network"
+            case aiohttp.InvalidURL():
+                what = f"the URL of {name} cannot be called: {exc}"
+                return ErrorKind.INVALID_REQUEST, what, "correct base_url"
+            case aiohttp.ClientHttpProxyError():
+                what = f"the proxy refused the way to {name}: {exc.status} {exc.message}"
+                return kind, what, "NO_PROXY names servers to reach without the proxy"
+            case aiohttp.ClientResponseError():
+                what = f"{name} answers, but not as an HTTP server: {exc.message}"
+                return kind, what, "check the port in base_url"
+            case aiohttp.ClientPayloadError():
+                return kind, f"{name} closed the connection in the middle of the answer", log
+            case aiohttp.ClientError() | OSError():
+                reason = f" ({exc.strerror})" if isinstance(exc, OSError) and exc.strerror else ""
+                return kind, f"{name} closed the connection without an answer{reason}", log
+            case ValueError():  # json.JSONDecodeError and UnicodeDecodeError
+                what = f"the answer of {name} cannot be read as JSON: {exc}"
+                return kind, what, "check that base_url is the URL of a model's API"
+            case _:
+                what = f"the answer of {name} cannot be read: {type(exc).__name__}: {exc}"
+                return ErrorKind.UNEXPECTED, what, "this is a fault of plait; please report it"
 
     async def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

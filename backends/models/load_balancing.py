@@ -8,14 +8,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Output
 from plait.backends.models.http_client import NotConnected
-from plait.backends.models.model_api import RemoteBackend
-from plait.backends.prices import UNBILLED, BilledBackend, Billing
-from plait.backends.replay_conversation import ReplayConversation
+from plait.backends.models.model_api import ModelBackend, RemoteBackend, ReplayConversation
+from plait.backends.prices import Billing, billing_of
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue
@@ -47,7 +45,7 @@ class _Server:
 
 
 @dataclass(eq=False)
-class LoadBalancedBackend:
+class LoadBalancedBackend(ModelBackend):
     """Several servers with the same model, used as one backend.
 
     A request goes to the server with the fewest under way. A conversation stays at its last server, which may have its
@@ -75,10 +73,6 @@ class LoadBalancedBackend:
             raise ValueError("a LoadBalancedBackend needs a server")
         self._states = [_Server(backend) for backend in self.servers]
 
-    def new_session_id(self) -> str | None:
-        """Return a random id. The id names the conversation in the store, and is not sent to a server."""
-        return self.servers[0].new_session_id()
-
     def answer_key(self) -> JsonValue:
         """Return a digest of the settings that determine an answer, of each server."""
         return [server.answer_key() for server in self.servers]
@@ -91,8 +85,7 @@ class LoadBalancedBackend:
     @property
     def billing(self) -> Billing:
         """The facts that decide the price of calls without a reported cost: those of the first server."""
-        first = self.servers[0]
-        return first.billing if isinstance(first, BilledBackend) else UNBILLED
+        return billing_of(self.servers[0])
 
     def check(self) -> None:
         """Raise BackendUnavailable if a key is missing or a URL is invalid. Needs no network."""
@@ -111,14 +104,6 @@ class LoadBalancedBackend:
         for server in self.servers:
             await server.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     async def _ask(self, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         remaining = list(self._states)
         errors: list[BackendError] = []
@@ -133,7 +118,8 @@ class LoadBalancedBackend:
             remaining.remove(server)
             if remaining:
                 request.on_output(Output("notice", f"{errors[-1].message}; asking another server"))
-        raise min(errors, key=_wait)
+        # The shortest wait that a server asks for; missing connections last.
+        raise min(errors, key=lambda error: (isinstance(error, NotConnected), error.retry_after or 0.0))
 
     async def _ask_server(self, server: _Server, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         began = self.monotonic()
@@ -177,8 +163,3 @@ class LoadBalancedBackend:
         self._last_server.move_to_end(session_id)
         if len(self._last_server) > KEPT_CONVERSATIONS:
             self._last_server.popitem(last=False)
-
-
-def _wait(error: BackendError) -> tuple[bool, float]:
-    """Return a key that sorts refusals by the wait that the server asks for, and missing connections last."""
-    return isinstance(error, NotConnected), error.retry_after or 0.0

@@ -19,8 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import anyio
 from anyio.to_thread import run_sync
@@ -28,6 +27,7 @@ from anyio.to_thread import run_sync
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Placeable, Reply
 from plait.backends.extras import install_command, pip_install
 from plait.backends.models.endpoint import Endpoint
+from plait.backends.models.model_api import ModelBackend
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import FREE, Billing
 from plait.backends.process.process_table import offer_to_oom_killer
@@ -45,7 +45,7 @@ _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TEMP", "SYSTEMROOT"
 
 
 @dataclass(eq=False)
-class LocalBackend(Placeable):
+class LocalBackend(ModelBackend, Placeable):
     """A model in a GGUF file, served by llama.cpp (extra `local`) in a child process that ends with this process.
 
     The server starts at the first conversation, in about a second, and again after a crash, with which running turns
@@ -71,7 +71,7 @@ class LocalBackend(Placeable):
     request_timeout: float = 600.0
     """Limit of one whole request, in seconds."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"system", "temperature"})
-    """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
+    """The settings that a task may have in place of the backend's: see `Abilities`."""
     _child: _ReadyServer | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
 
@@ -79,10 +79,6 @@ class LocalBackend(Placeable):
     def billing(self) -> Billing:
         """The facts that decide the price: the model runs on this machine and costs nothing."""
         return Billing(price=FREE)
-
-    def new_session_id(self) -> str | None:
-        """Return a random id. The id names the conversation in the store, and is not sent to the server."""
-        return secrets.token_hex(16)
 
     def answer_key(self) -> JsonValue:
         """Return a digest of the settings that determine an answer. The contents of the model's file are not read."""
@@ -116,13 +112,9 @@ class LocalBackend(Placeable):
                 await run_sync(child.stop)
                 await child.client.aclose()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
+    @property
+    def _path(self) -> Path | None:
+        return _packaged_gguf() if self.gguf is None else Path(self.gguf).resolve()
 
     async def _running(self) -> _ReadyServer:
         async with self._lock:
@@ -132,10 +124,14 @@ class LocalBackend(Placeable):
             return self._child
 
     async def _start(self) -> _ReadyServer:
-        key, options = secrets.token_urlsafe(32), self._model_options()
+        key, gguf = secrets.token_urlsafe(32), str(self._path)
+        config = {"gguf": gguf, "slots": self.slots, "context": self.context, "key": key}
         process = _spawn()
         try:
-            _send_config(process, {**options, "key": key})
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # the child died at once; the missing answer is reported later
+                process.stdin.write(json.dumps(config).encode() + b"\n")
+                process.stdin.flush()
             with anyio.fail_after(_START_LIMIT):
                 url = await run_sync(_read_answer, process, abandon_on_cancel=True)
         except BaseException as exc:
@@ -146,7 +142,7 @@ class LocalBackend(Placeable):
                 raise BackendError(ErrorKind.TIMEOUT, text) from None
             raise
         client = _ServerClient(
-            Path(options["gguf"]).name,
+            Path(gguf).name,
             base_url=f"{url}/v1",
             system=self.system,
             temperature=self.temperature,
@@ -155,10 +151,6 @@ class LocalBackend(Placeable):
         )
         client.key = key
         return _ReadyServer(process, client)
-
-    def _model_options(self) -> dict[str, Any]:
-        gguf = _packaged_gguf() if self.gguf is None else Path(self.gguf).resolve()
-        return {"gguf": str(gguf), "slots": self.slots, "context": self.context}
 
 
 def missing_parts(*, weights: bool = True) -> list[str]:
@@ -245,13 +237,6 @@ def _spawn() -> subprocess.Popen[bytes]:
     )
     offer_to_oom_killer(server.pid)
     return server
-
-
-def _send_config(process: subprocess.Popen[bytes], config: dict[str, Any]) -> None:
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # the child died at once; the missing answer is reported later
-        process.stdin.write(json.dumps(config).encode() + b"\n")
-        process.stdin.flush()
 
 
 def _read_answer(process: subprocess.Popen[bytes]) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -17,19 +17,19 @@ from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Placeable
-from plait.backends.error_kinds import is_error
-from plait.backends.json_fields import at_least, parse
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Placeable, Reply
+from plait.backends.json_fields import at, at_least, parse
 from plait.backends.models.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.models.http_client import Client, NotConnected, Response, ServerEvent, reported_allowance
 from plait.backends.models.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
 from plait.backends.models.server_errors import broken_off, status_error
-from plait.backends.replay_conversation import ReplayConversation
+from plait.backends.output_schema import Schema, fitting_answer, in_words
+from plait.backends.threads import read_answer
 from plait.backends.whole_answer import is_whole, whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
-from plait.safe_text import check_base_url, one_line, parse_json, shown
+from plait.safe_text import check_base_url, clean_text, one_line, parse_json, shown
 from plait.usage import NO_USAGE, Usage
 
 CONNECT_LIMIT = 15.0
@@ -85,8 +85,28 @@ class StreamUsage:
             self.model = shown(name)
 
 
+class ModelBackend(ABC):
+    """What the backends of models have in common. Used with `async with`, a backend is closed at the end."""
+
+    def new_session_id(self) -> str | None:
+        """Return a random id. The id names the conversation in the store, and is not sent to the server."""
+        return token_hex(16)
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """End what the backend keeps for further conversations, after all conversations. A later one begins anew."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
 @dataclass(eq=False, kw_only=True)
-class RemoteBackend(Placeable, ABC):
+class RemoteBackend(ModelBackend, Placeable):
     """Base class of the adapters for a model's API.
 
     The client is created at the first conversation, in a thread, because importing aiohttp takes a while.
@@ -131,19 +151,15 @@ class RemoteBackend(Placeable, ABC):
     needs_cache_marks: ClassVar[bool] = False
     """Whether the server keeps only those beginnings of prompts that a request marks."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "temperature"})
-    """The settings that a task may have in place of the backend's: see `AdjustableBackend`."""
+    """The settings that a task may have in place of the backend's: see `Abilities`."""
     takes_files: ClassVar[Literal["contents"]] = "contents"
-    """Images and PDFs are sent with the prompt: see `FileBackend`."""
+    """Images and PDFs are sent with the prompt: see `Abilities`."""
     keep_alive: ClassVar[bool] = True
     """Whether connections are used again."""
 
     def __post_init__(self) -> None:
         check_base_url(self.base_url, f"the environment variable {self.api_key_env}")
         check_extra(self.extra)
-
-    def new_session_id(self) -> str | None:
-        """Return a random id. The id names the conversation in the store, and is not sent to the server."""
-        return token_hex(16)
 
     def answer_key(self) -> JsonValue:
         """Return a digest of the settings that determine an answer: the server, the model, the system prompt and the
@@ -200,14 +216,6 @@ class RemoteBackend(Placeable, ABC):
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, _kind: type[BaseException] | None, _exc: BaseException | None, _traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def _ask(
         self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
@@ -354,6 +362,15 @@ def _is_vendors(url: str, default_url: str) -> bool:
     return f".{host}".endswith(f".{own}")
 
 
+def is_error(body: JsonValue) -> bool:
+    """Return whether a JSON value that came with status 200, or in a stream, is an error. An `object` named so comes
+    from vLLM and Mistral, and `base_resp` from MiniMax.
+    """
+    if at(body, "error") or at(body, "object") in ("error", "Error") or at(body, "type") == "error":
+        return True
+    return bool(at(body, "base_resp", "status_code"))
+
+
 @dataclass(eq=False)
 class PartialAnswer(ABC):
     """The part of an answer that has arrived. Base of the answers of each API."""
@@ -435,11 +452,12 @@ class PartialAnswer(ABC):
             missing = self.server.safe_text(f"{missing}: {self.noise}")
         return whole_answer(
             self.text,
-            [*self.reasons, "tool_calls"] if self.reasons and self.calls_tool else self.reasons,
+            self.reasons,
             missing=missing,
             refusal="".join(self.refusals),
             usage=self.spent.usage,
             max_tokens=max_tokens,
+            calls_tool=self.calls_tool,
         )
 
 
@@ -462,11 +480,6 @@ def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
         raise ValueError(f"extra has to be valid JSON: {one_line(str(exc), 120)}") from None
 
 
-def in_words(schema: Mapping[str, object]) -> str:
-    """Return the instruction to the model for a server that cannot be given `schema`."""
-    return f"Answer with nothing but JSON that fits this JSON Schema: {json.dumps(schema, ensure_ascii=False)}"
-
-
 def json_or_text(body: bytes) -> JsonValue:
     """Return the value of a JSON `body`, or the text of any other."""
     text = body.decode(errors="replace")
@@ -474,3 +487,52 @@ def json_or_text(body: bytes) -> JsonValue:
         return parse_json(text)
     except ValueError:
         return text.strip()
+
+
+# Conversations for servers that keep no history: the whole history is sent with every turn.
+
+Ask: TypeAlias = Callable[[Sequence[Message]], Awaitable[Message]]
+"""One request: takes the whole conversation, the question last, and returns the assistant's whole message."""
+
+
+class ReplayConversation:
+    """A conversation built on `ask`. A failed turn leaves no trace in the history."""
+
+    def __init__(self, ask: Ask, request: ConversationRequest) -> None:
+        self._ask = ask
+        self._request = request
+        self._history = [Message(old.role, clean_text(old.content), old.usage) for old in request.history]
+        self._schema = None if request.output_schema is None else Schema(request.output_schema)
+
+    @property
+    def session_id(self) -> str | None:
+        """Id chosen by the caller; unknown to the server."""
+        return self._request.session_id
+
+    async def send(self, prompt: str) -> Reply:
+        turn: list[Message] = []
+        data = None
+        try:
+            text = await self._exchange(turn, prompt)
+            if self._schema is not None:
+                text, data = await fitting_answer(
+                    self._schema, text, read_answer, partial(self._exchange, turn), self._request.on_output
+                )
+        except BackendError as error:
+            # The requests before the failure were paid for as well.
+            error.usage += _usage_of(turn)
+            arrived = (*turn, *error.messages)
+            error.messages = arrived if len(arrived) > 1 else ()
+            raise
+        self._history += turn
+        return Reply(text, data, self.session_id, _usage_of(turn), tuple(turn))
+
+    async def _exchange(self, turn: list[Message], prompt: str) -> str:
+        turn.append(Message("user", clean_text(prompt)))
+        answer = await self._ask([*self._history, *turn])
+        turn.append(answer)
+        return answer.content
+
+
+def _usage_of(turn: Sequence[Message]) -> Usage:
+    return sum((message.usage for message in turn), NO_USAGE)

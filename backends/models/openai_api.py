@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 from urllib.parse import quote, urlencode
 
 from plait.backends.backend_protocol import Attachment, ConversationRequest, Output
-from plait.backends.error_kinds import is_error
-from plait.backends.json_fields import at, count, is_impossible, number, tables
+from plait.backends.json_fields import at, count, counted, is_impossible, number, tables
 from plait.backends.models.endpoint import Endpoint
 from plait.backends.models.http_client import Client
-from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, in_words, json_or_text
+from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, is_error, json_or_text
 from plait.backends.models.server_errors import broken_off, no_answer, status_error
+from plait.backends.output_schema import in_words
 from plait.backends.prices import Billing
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
@@ -300,16 +300,13 @@ def _usage(usage: JsonValue) -> Usage:
     beside = max(0, count(usage, "total_tokens") - read - written)
     # DeepSeek has a field of its own.
     cached = count(usage, "prompt_tokens_details", "cached_tokens") or count(usage, "prompt_cache_hit_tokens")
-    cached = min(cached, read)
-    return Usage(
+    return counted(
         read,
         written + beside,
         _cost(usage),
-        cache_read_tokens=cached,
-        cache_write_tokens=min(count(usage, "prompt_tokens_details", "cache_write_tokens"), read - cached),
-        reasoning_tokens=min(
-            max(beside, count(usage, "completion_tokens_details", "reasoning_tokens")), written + beside
-        ),
+        cache_read=cached,
+        cache_write=count(usage, "prompt_tokens_details", "cache_write_tokens"),
+        reasoning=max(beside, count(usage, "completion_tokens_details", "reasoning_tokens")),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Self
 import anyio
 import anyio.lowlevel
 
-from plait.backends.turn_cancellation import cancel_requested, when_cancelled
+from plait.backends.running_turn import cancel_requested, when_cancelled
 from plait.errors import BackendError, ErrorKind
 
 SHORTEST = 4096
@@ -56,10 +56,15 @@ class PromptCache:
     def register(self, keys: Sequence[int]) -> list[_Beginning]:
         """Return the beginnings of a request. `keys` are their hashes, the shortest beginning first."""
         now = self._monotonic()
-        self._remove_expired(now)
+        for key, beginning in list(self._beginnings.items()):
+            if now - beginning.used_at < _KEPT_S:
+                break
+            del self._beginnings[key]
         beginnings: list[_Beginning] = []
         for key in keys:
-            self._beginnings[key] = beginning = self._beginnings.pop(key, None) or _Beginning()
+            earlier = self._beginnings.pop(key, None)
+            beginning = _Beginning() if earlier is None else earlier
+            self._beginnings[key] = beginning
             beginning.requests += 1
             beginning.used_at = now
             beginnings.append(beginning)
@@ -68,12 +73,6 @@ class PromptCache:
     def stored(self, keys: Sequence[int]) -> set[int]:
         """Return those of `keys` whose beginnings are stored."""
         return {key for key in keys if key in self._beginnings and self._beginnings[key].is_stored}
-
-    def _remove_expired(self, now: float) -> None:
-        for key, beginning in list(self._beginnings.items()):
-            if now - beginning.used_at < _KEPT_S:
-                return
-            del self._beginnings[key]
 
 
 class SharedBeginning:

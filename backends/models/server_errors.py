@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from plait.backends.error_kinds import error_in, kind_of, read_error, seconds_left
-from plait.backends.json_fields import tables
+from plait.backends.error_kinds import announced_wait, kind_of, read_error
 from plait.backends.models.endpoint import Endpoint
 from plait.errors import BackendError, ErrorKind
 
@@ -30,7 +29,7 @@ def status_error(status: int, headers: Mapping[str, str], body: Any, url: str, s
     hint = retry_after(headers)
     doubt = _doubt(url) if status == 404 and "model" not in detail.lower() else ""
     text = server.safe_text(f"{server.name} answered {status}: {detail}", doubt)
-    wait = _asked_delay(body, detail) if hint is None else hint
+    wait = announced_wait(body, time.time()) if hint is None else hint
     error = BackendError(kind_of(status, words, detail), text, retry_after=wait)
     error.status = status
     return error
@@ -73,19 +72,10 @@ def _without_status(body: Any, what: str, server: Endpoint, doubt: str = "") -> 
     words, detail = read_error(body)
     status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
     text = server.safe_text(f"{what}: {detail}", doubt)
-    return BackendError(kind_of(status, words, detail), text, retry_after=_asked_delay(body, detail))
+    return BackendError(kind_of(status, words, detail), text, retry_after=announced_wait(body, time.time()))
 
 
 def _doubt(url: str) -> str:
     if "/v1/v1/" in url:
         return "; leave /v1 out of base_url"
     return "" if re.search(r"/v\d|/deployments/", url) else "; is /v1 missing at the end of base_url?"
-
-
-def _asked_delay(body: Any, message: str) -> float | None:
-    """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header, or those in `message`."""
-    for detail in tables(error_in(body), "details"):
-        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(detail.get("retryDelay")))
-        if match:
-            return float(match[1])
-    return seconds_left(message, time.time())

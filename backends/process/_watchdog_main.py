@@ -30,7 +30,7 @@ def main() -> None:
             del watched[marker]
     while start_time(int(pid)) == started:  # the socket may end while the process lives
         time.sleep(0.02)
-    tags: list[Any] = [ProcessTag(marker, *known) for marker, (*known, _) in watched.items()]
+    tags: list[Any] = [ProcessTag(marker, *tag) for marker, (*tag, _) in watched.items()]
     for _ in range(2):
         kill_tree(tags, _LIMIT)
         time.sleep(_PAUSE)

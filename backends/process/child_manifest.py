@@ -19,7 +19,7 @@ from pathlib import Path
 
 from plait.backends.process.private_files import is_locked, lock, replace_file
 from plait.backends.process.process_table import Process, ProcessTag, boot_id, members, start_time
-from plait.json_form import value
+from plait.json_form import as_json, from_json, value
 
 _NAME, _OVER = "child.json", "over.json"
 _START_LIMIT = 5.0  # seconds; a start takes milliseconds, and some hundred on an overloaded machine
@@ -41,6 +41,8 @@ class ChildManifest:
     """Small facts kept by the starting process for later."""
     arguments_digest: str = ""
     """The digest of the arguments, from `digest_of_arguments`."""
+    guarded: bool = False
+    """Whether the child ends with the process that started it."""
 
     @property
     def is_of_this_boot(self) -> bool:
@@ -58,6 +60,13 @@ class ChildManifest:
         # "": the system does not answer at the moment; a missing answer does not mean that the child has ended.
         return bool(self.pid) and self.is_of_this_boot and start_time(self.pid) in {self.started, ""}
 
+    @property
+    def outlives_starter(self) -> bool:
+        """Whether the child lives, and works on without the process that started it. A guarded child ends at any
+        moment, or is ended by the process that resumes the run.
+        """
+        return self.is_alive and not self.guarded
+
 
 def lock_start(stdout: int) -> None:
     """Lock a child's output while the child is being started. The lock ends with the last copy of the descriptor."""
@@ -67,18 +76,7 @@ def lock_start(stdout: int) -> None:
 
 def write_manifest(folder: Path, manifest: ChildManifest) -> None:
     """Write `child.json`, whole or not at all. Raise OSError if the file cannot be written."""
-    text = json.dumps(
-        {
-            "version": 1,
-            "marker": manifest.marker,
-            "boot": manifest.boot,
-            "pid": manifest.pid,
-            "started": manifest.started,
-            "words": manifest.arguments_digest,
-            "note": dict(manifest.note),
-        }
-    )
-    replace_file(folder / _NAME, text)
+    replace_file(folder / _NAME, json.dumps(as_json(manifest)))
 
 
 def mark_over(folder: Path) -> None:
@@ -94,8 +92,11 @@ def read_manifest(folder: Path) -> ChildManifest | None:
     """
     manifest, until = _read(folder), time.monotonic() + _START_LIMIT
     while manifest is not None and not manifest.pid and manifest.is_of_this_boot:
-        is_starting = _is_starting(folder)  # asked before the table: an unlocked child has started or ended
-        processes = _members(manifest)
+        is_starting, processes = False, list[Process]()
+        with suppress(OSError):  # asked before the table: an unlocked child has started or ended
+            is_starting = is_locked(folder / "stdout")
+        with suppress(OSError):  # no descriptor is left to read the table with
+            processes = members([manifest.tag])
         if processes or not is_starting or time.monotonic() > until:
             return _with_number(manifest, processes)
         time.sleep(0.005)
@@ -120,17 +121,10 @@ def manifests_below(folder: Path) -> Iterator[tuple[Path, ChildManifest]]:
 def _read(folder: Path) -> ChildManifest | None:
     for name in (_NAME, _OVER):
         try:
-            fields = json.loads((folder / name).read_bytes())
-            int(fields["marker"], 16)
-            return ChildManifest(
-                fields["marker"],
-                str(fields["boot"]),
-                int(fields["pid"]),
-                str(fields["started"]),
-                {str(key): str(text) for key, text in fields["note"].items()},
-                str(fields.get("words", "")),
-            )
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            manifest = from_json(ChildManifest, json.loads((folder / name).read_bytes()))
+            int(manifest.marker, 16)
+            return manifest
+        except (OSError, ValueError):
             continue
     return None
 
@@ -143,19 +137,6 @@ def digest_of_arguments(arguments: Sequence[str | bytes]) -> str:
         return ""
     joined = joined.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # as psutil reads the arguments of a process
     return f"{len(arguments)}:{sha256(joined).hexdigest()}"
-
-
-def _is_starting(folder: Path) -> bool:
-    with suppress(OSError):
-        return is_locked(folder / "stdout")
-    return False
-
-
-def _members(manifest: ChildManifest) -> Sequence[Process]:
-    try:
-        return members([manifest.tag])
-    except OSError:  # no descriptor is left to read the table with
-        return ()
 
 
 def _with_number(manifest: ChildManifest, processes: Sequence[Process]) -> ChildManifest:

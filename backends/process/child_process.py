@@ -20,16 +20,18 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import anyio
 import anyio.lowlevel
 from anyio.to_thread import run_sync
 
+from plait.backends.backend_protocol import ConversationRequest, Files, Placeable
 from plait.backends.process.child_manifest import (
     ChildManifest,
     digest_of_arguments,
@@ -51,7 +53,7 @@ from plait.backends.process.process_table import (
     send_signal,
     signal_tree,
 )
-from plait.backends.process.watchdog import WATCHDOG
+from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import value
 from plait.safe_text import one_line
@@ -83,14 +85,59 @@ class Launch:
     environment: Mapping[str, str]
     """The whole environment; see `child_environment`."""
     cwd: Path
-    stdin: bytes | None
-    """The whole input; None makes standard input an endless FIFO, `stdin` in the folder."""
+    stdin: bytes
+    """The whole input."""
     keeps: Sequence[int] = ()
     """Descriptors to inherit."""
     note: Mapping[str, str] = field(default_factory=dict[str, str])
     """Small facts to keep in `child.json`."""
     guarded: bool = False
     """Whether the child is killed when this process ends, by whatever cause."""
+
+
+@dataclass(eq=False, kw_only=True)
+class ProgramBackend(Placeable):
+    """What the backends share that run programs for a turn: coding agents, and commands.
+
+    Cancelling a turn ends the program and all its child processes: SIGTERM, three seconds, SIGKILL.
+    """
+
+    kind: ClassVar[str]
+    """The backend's kind, as named in plans."""
+
+    cwd: str | os.PathLike[str] | None = None
+    """Folder in which the program works. None uses the current folder of this process."""
+    pass_env: Sequence[str] = ()
+    """Names of further environment variables for the program. It otherwise gets only the variables that any program
+    needs, and an agent its own keys.
+    """
+    on_runner_death: Literal["adopt", "kill"] = "adopt"
+    """Fate of a turn if this process is killed, provided that the request has files. "adopt": the program works on, and
+    the process that resumes the run adopts the turn. "kill": the program is ended.
+    """
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which the program works. Raises BackendUnavailable if the folder would be the working directory
+        of this process, or lie in it, and that directory has been removed.
+        """
+        try:
+            return Path(self.cwd or ".").expanduser().absolute()
+        except FileNotFoundError:
+            raise BackendUnavailable(
+                f"the working directory of this process has been removed; name another folder for {self.kind} as cwd"
+            ) from None
+
+    @contextmanager
+    def files_of(self, request: ConversationRequest) -> Generator[tuple[Files, bool]]:
+        """Yield the folders of a turn, temporary ones if the request has none, and whether the programs of the turn end
+        with this process.
+        """
+        if request.files is not None:
+            yield request.files, self.on_runner_death == "kill"
+            return
+        with scratch() as folder:
+            yield Files(folder / "turn" / "1", folder / "sessions"), True
 
 
 def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
@@ -168,7 +215,10 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
 def _spawn(start: Launch, folder: Path) -> Child:
     if read_manifest(folder) is not None:
         raise FileExistsError(f"{folder} has the files of another child")
-    manifest = ChildManifest(secrets.token_hex(8), boot_id(), 0, "", start.note, digest_of_arguments(start.argv[1:]))
+    digest = digest_of_arguments(start.argv[1:])
+    manifest = ChildManifest(
+        secrets.token_hex(8), boot_id(), 0, "", start.note, arguments_digest=digest, guarded=start.guarded
+    )
     try:
         private_folder(folder)
         write_manifest(folder, manifest)
@@ -197,8 +247,14 @@ def _spawn(start: Launch, folder: Path) -> Child:
 
 def _popen(start: Launch, folder: Path, marker: str) -> subprocess.Popen[bytes]:
     with ExitStack() as files:
-        stdin = _stdin(start.stdin, folder, files)
-        outputs = [_output(folder / name, files) for name in ("stdout", "stderr")]
+        stdin = files.enter_context(tempfile.TemporaryFile(dir=folder))
+        stdin.write(start.stdin)
+        stdin.seek(0)
+        outputs = list[int]()
+        for name in ("stdout", "stderr"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            outputs.append(os.open(folder / name, flags, 0o600))
+            files.callback(os.close, outputs[-1])
         lock_start(outputs[0])
         try:
             # In the loop's thread: a cancellation could lose the result of another thread, and the child with it.
@@ -223,7 +279,10 @@ def _refused(start: Launch, error: OSError | ValueError) -> BackendError | Backe
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         if not start.cwd.is_dir():
             return BackendUnavailable(f"there is no folder {start.cwd} to work in; name another folder with cwd")
-        return BackendUnavailable(_missing(program))
+        if os.sep in program and Path(program).is_file():
+            what = "the interpreter of its first line, or its loader, is missing; install that"
+            return BackendUnavailable(f"{program} cannot run: {what}")
+        return BackendUnavailable(f"there is no program {program}; install it, or name its path with command")
     if isinstance(error, PermissionError):
         return BackendUnavailable(f"{program} may not be executed in {start.cwd}: {error.strerror}")
     if error.errno == errno.ENOEXEC:
@@ -232,35 +291,9 @@ def _refused(start: Launch, error: OSError | ValueError) -> BackendError | Backe
     return BackendError(kind, one_line(f"cannot start {program}: {error.strerror}"))
 
 
-def _missing(program: str) -> str:
-    if os.sep in program and Path(program).is_file():
-        return f"{program} cannot run: the interpreter of its first line, or its loader, is missing; install that"
-    return f"there is no program {program}; install it, or name its path with command"
-
-
 def _unwritten(start: Launch, error: OSError) -> BackendError:
     text = f"cannot start {start.argv[0]}, because its files cannot be written: {error.strerror or error}"
     return BackendError(ErrorKind.TRANSIENT, one_line(text))
-
-
-def _stdin(text: bytes | None, folder: Path, files: ExitStack) -> int:
-    if text is None:
-        fifo = folder / "stdin"
-        os.mkfifo(fifo, 0o600)
-        # Open for reading and writing: the input then never ends, however often its writers change.
-        descriptor = os.open(fifo, os.O_RDWR)
-        files.callback(os.close, descriptor)
-        return descriptor
-    file = files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the stack closes it
-    file.write(text)
-    file.seek(0)
-    return file.fileno()
-
-
-def _output(path: Path, files: ExitStack) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    files.callback(os.close, descriptor)
-    return descriptor
 
 
 def _close(folder: Path, manifest: ChildManifest) -> None:
@@ -287,8 +320,10 @@ class Child:
     _signalled: Sequence[Process] = ()
     """The processes with a SIGTERM; after the end of their parents, nothing else may lead to them."""
 
-    async def follow(self, on_line: Callable[[bytes], bool], *, idle: float, until: float) -> None:
-        """Hand on every line of the output, from the first, until the child has ended and all lines are read.
+    async def follow(
+        self, on_line: Callable[[bytes], bool], *, idle: float, until: float, name: str = "stdout"
+    ) -> None:
+        """Hand on every line of the output `name`, from the first, until the child has ended and all lines are read.
 
         Return earlier if `on_line` returns True: enough. Raise BackendError (timeout) after `idle` seconds without
         output, or at `until`, a time of `anyio.current_time`. Raise BackendError (invalid_output) for more output than
@@ -297,7 +332,7 @@ class Child:
         failure: Exception | None = None
         async with self._watched():
             try:
-                with (self.folder / "stdout").open("rb", buffering=0) as output:
+                with (self.folder / name).open("rb", buffering=0) as output:
                     await self._read(output, on_line, idle, until)
             except Exception as error:
                 failure = error
@@ -342,15 +377,12 @@ class Child:
             self._check(size, now - latest, idle, now >= until)
             if more:
                 await anyio.lowlevel.checkpoint()
-            else:
-                await self._nap(now - latest, min(latest + idle, until))
-
-    async def _nap(self, silent: float, until: float) -> None:
-        now, pause = anyio.current_time(), min(max(silent / 5, _QUICK), _SLOW)
-        # All silent children are read at the same moments: a hundred children wake the loop once.
-        awake = now + pause if pause < _SLOW else (now // _SLOW + 1) * _SLOW
-        with anyio.move_on_after(min(awake, until) - now):
-            await self._ended.wait()
+                continue
+            pause, now = min(max((now - latest) / 5, _QUICK), _SLOW), anyio.current_time()
+            # All silent children are read at the same moments: a hundred children wake the loop once.
+            awake = now + pause if pause < _SLOW else (now // _SLOW + 1) * _SLOW
+            with anyio.move_on_after(min(awake, latest + idle, until) - now):
+                await self._ended.wait()
 
     def _check(self, written: int, silent: float, idle: float, late: bool) -> None:
         with suppress(OSError):
@@ -376,7 +408,7 @@ class Child:
         manifest = self.manifest
         if manifest.is_of_this_boot and manifest.started.isdecimal():
             with suppress(OSError):
-                send_signal(Process(manifest.pid, False, 0, 0, int(manifest.started)), signal.SIGINT)
+                send_signal(manifest.pid, int(manifest.started), signal.SIGINT)
 
     async def stop(self) -> None:
         """End the child's process tree, and return when no process is left.
@@ -393,7 +425,9 @@ class Child:
                 if not self._has_ended():
                     with suppress(OSError):  # no process can be started
                         WATCHDOG.watch(self.manifest.tag)
-                    self._terminate()
+                    with suppress(OSError):
+                        # SIGCONT, because a stopped process does not react to SIGTERM.
+                        self._signalled = signal_tree([self.manifest.tag], signal.SIGTERM, signal.SIGCONT)
                     await self.wait(GRACE)
                 # A thread outside the limit: the kill must not wait for the threads of other work.
                 self.is_gone = await run_sync(self._kill, KILL_LIMIT, limiter=anyio.CapacityLimiter(1))
@@ -407,11 +441,6 @@ class Child:
         """Send SIGKILL to the tree without SIGTERM before, in this thread, for at most two seconds."""
         self.is_gone = self._kill(2.0)
         self._reap()
-
-    def _terminate(self) -> None:
-        with suppress(OSError):
-            # SIGCONT, because a stopped process does not react to SIGTERM.
-            self._signalled = signal_tree([self.manifest.tag], signal.SIGTERM, signal.SIGCONT)
 
     def _kill(self, seconds: float) -> bool:
         until = time.monotonic() + seconds

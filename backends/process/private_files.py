@@ -14,17 +14,20 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
-def private_file(path: Path, text: str) -> None:
-    """Write a file for this user alone, in place of an older file."""
+def private_file(path: Path, text: str, *, durably: bool = False) -> None:
+    """Write a file for this user alone, in place of an older file; `durably` if it has to survive a loss of power."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+        if durably:
+            file.flush()
+            os.fsync(descriptor)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str, *, durably: bool = False) -> None:
     """Write a file for this user alone, whole or not at all, whoever reads it or is killed meanwhile."""
     new = path.with_suffix(f".{os.getpid()}.new")
-    private_file(new, text)
+    private_file(new, text, durably=durably)
     new.replace(path)
 
 

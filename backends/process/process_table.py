@@ -132,13 +132,13 @@ def members(tags: Collection[ProcessTag]) -> list[Process]:
     return list(_find(tags, set()))
 
 
-def _find(tags: Collection[ProcessTag], seen: set[int]) -> Iterator[Process]:
-    """Yield each member at once, the youngest first: some live for a moment only. Skip, and add to, `seen`."""
+def _find(tags: Collection[ProcessTag], scanned: set[int]) -> Iterator[Process]:
+    """Yield each member at once, the youngest first: some live for a moment only. Skip, and add to, `scanned`."""
     oldest = min((_started(tag) for tag in tags), default=0)
     numbers, names = {_number(tag.marker) for tag in tags}, {tag.marker.encode() for tag in tags}
     table: dict[int, Process] = {}
     inside: set[int] = set()
-    for process in _scan(seen):
+    for process in _scan(scanned):
         if process.started >= oldest:
             table[process.pid] = process
             if _is_marked(process.pid, numbers, names):
@@ -172,7 +172,7 @@ def _is_marked(pid: int, numbers: set[int], names: set[bytes]) -> bool:
 
 def signal_tree(tags: Collection[ProcessTag], *signals: int) -> list[Process]:
     """Send the signals, in order, to all members of the tagged trees, and return the members."""
-    return [process for process in members(tags) if all(send_signal(process, number) for number in signals)]
+    return [one for one in members(tags) if all(send_signal(one.pid, one.started, number) for number in signals)]
 
 
 def kill_tree(tags: Collection[ProcessTag], seconds: float, signalled: Iterable[Process] = ()) -> tuple[int, bool]:
@@ -182,37 +182,39 @@ def kill_tree(tags: Collection[ProcessTag], seconds: float, signalled: Iterable[
     processes are left that the kernel holds.
     """
     until, pause, scans = time.monotonic() + seconds, 0.002, 0
-    killed = {(one.pid, one.started) for one in signalled if send_signal(one, signal.SIGKILL)}
-    seen: set[int] = set()
+    killed = {(one.pid, one.started) for one in signalled if send_signal(one.pid, one.started, signal.SIGKILL)}
+    scanned: set[int] = set()
     while scans < _SCANS:
-        before = len(seen)
-        dying = {(one.pid, one.started) for one in _find(tags, seen) if send_signal(one, signal.SIGKILL)}
-        dying |= {one for one in killed if start_time(one[0]) == str(one[1])}  # a dead parent no longer leads to these
+        before = len(scanned)
+        living = _find(tags, scanned)
+        dying = {(one.pid, one.started) for one in living if send_signal(one.pid, one.started, signal.SIGKILL)}
+        # A dead parent no longer leads to these.
+        dying |= {(pid, started) for pid, started in killed if start_time(pid) == str(started)}
         killed |= dying
         if dying:
             if time.monotonic() >= until:
                 return len(killed), False
             time.sleep(pause)
             pause, scans = min(2 * pause, 0.1), 0
-            seen.clear()
-        elif len(seen) == before:
+            scanned.clear()
+        elif len(scanned) == before:
             break
         scans += 1
     return len(killed), True
 
 
-def send_signal(process: Process, signal_number: int) -> bool:
+def send_signal(pid: int, started: int, signal_number: int) -> bool:
     """Signal one process, if alive, and never a later process of the number. Return False for another user's."""
     try:
-        descriptor = os.pidfd_open(process.pid)
+        descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     except (OSError, AttributeError):  # an old kernel, a Python built for an old kernel, a sandbox, macOS
         descriptor = None
     try:
-        if _has(process.pid, process.started):
+        if _has(pid, started):
             if descriptor is None:
-                os.kill(process.pid, signal_number)
+                os.kill(pid, signal_number)
             else:
                 signal.pidfd_send_signal(descriptor, signal_number)
     except ProcessLookupError:
@@ -225,10 +227,10 @@ def send_signal(process: Process, signal_number: int) -> bool:
     return True
 
 
-def _scan(seen: set[int]) -> Iterator[Process]:
+def _scan(scanned: set[int]) -> Iterator[Process]:
     """Yield the lines of the table, as `_find` does."""
-    new = set(_pids()) - seen
-    seen |= new
+    new = set(_pids()) - scanned
+    scanned |= new
     for pid in sorted(new, reverse=True):
         # The process may be over by now, or hidden by the mount options of /proc.
         with suppress(ProcessLookupError, PermissionError):

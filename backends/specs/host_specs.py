@@ -9,11 +9,10 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from plait.backends.backend_protocol import Backend
-from plait.backends.hosts.dask_cluster import check_address
-from plait.backends.hosts.dask_hosts import DaskHosts
-from plait.backends.hosts.host_backend import PATIENCE, BackendTraits, HostBackend
+from plait.backends.hosts.dask_hosts import DaskHosts, check_address
+from plait.backends.hosts.host_backend import PATIENCE, HostBackend
 from plait.backends.hosts.ssh_hosts import SLOTS, SSH, SSHHost, SSHHosts
-from plait.backends.specs.build_backend import AnySpec, BackendSpec, build, make_unchecked
+from plait.backends.specs.backend_specs import AnySpec, BackendSpec, build, make_unchecked
 from plait.errors import BackendUnavailable
 from plait.json_form import JsonValue
 from plait.safe_text import one_line
@@ -131,7 +130,7 @@ class DaskHostsPart(BaseModel):
 HostsPart: TypeAlias = Annotated[SSHHostsPart | DaskHostsPart, Field(discriminator="kind")]
 """A group of hosts in a plan file."""
 
-# The description of a plan's backend, from which a host makes the backend: see also `hosts/described_backend.py`.
+# The description of a plan's backend, from which a host makes the backend: see also `hosts/host_backend.py`.
 
 _SPEC: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
@@ -147,8 +146,7 @@ def placed(spec: AnySpec, folder: Path, hosts: SSHHosts | DaskHosts) -> HostBack
     Raises ValueError if the hosts have no resources, and the backend needs some.
     """
     made = make_unchecked(spec, folder=folder)
-    traits = BackendTraits() if made is None else BackendTraits.of(made)
-    return hosts.place(spec_description(spec, folder), traits, spec.needs)
+    return HostBackend(spec_description(spec, folder), hosts, made, hosts.checked(spec.needs))
 
 
 def build_spec(described: Mapping[str, JsonValue]) -> Backend:

@@ -31,10 +31,10 @@ def draw(folder: Path) -> None:
         page.goto(server.page)
         page.locator(".c-run a").click()
         page.get_by_role("tab", name="Timeline").click()
-        page.locator(".timeline canvas").wait_for()
+        page.locator(".timeline .attempt").first.wait_for()
         page.wait_for_timeout(1500)  # the bars arrive after the lines
         page.screenshot(path=HERE / "timeline.png")
-        page.get_by_role("tab", name="List").click()
+        page.get_by_role("tab", name="Table").click()
         page.locator("[id='line-release']").click()
         page.locator(".part-ask form").wait_for()
         page.screenshot(path=HERE / "task.png")

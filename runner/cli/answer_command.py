@@ -12,7 +12,7 @@ import click
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import command_line, complete, json_option, store_option
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
 from plait.runner.cli.waiting_questions import answering_command, list_waiting, print_watch_notice, question_facts
@@ -27,10 +27,9 @@ from plait.runner.client.store_place import (
 )
 from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.domain.asked_question import asking_of
-from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.lease import Liveness, liveness, shown_status
 from plait.runner.recovery.resume_plan import ResumeAction
-from plait.runner.state.codec import decode_task
-from plait.runner.views.read_views import shown_status
+from plait.runner.state.stored_run import decode_task
 from plait.runner.views.view_models import AskedView, QuestionView, view_json
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 

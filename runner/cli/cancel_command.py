@@ -10,14 +10,14 @@ import click
 
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import command_line, hosts_option, json_option, run_argument, store_option
 from plait.runner.cli.terminal_output import print_note
 from plait.runner.cli.waiting_questions import print_watch_notice
-from plait.runner.client.runs import CANCEL_GRACE_SECONDS
 from plait.runner.client.store_place import StorePlace, existing_store, find_run
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
-from plait.runner.views.read_views import shown_status
+from plait.runner.engine.lease import shown_status
+from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS
 from plait.statuses import RUN_DONE, RunStatus
 
 

@@ -1,28 +1,37 @@
-"""`plait check`: check a plan file and print what a run would do; the JSON Schema of plan files."""
+"""`plait check`: check a plan file and print what a run would do; the JSON Schema of plans; the checks of a run."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import anyio
 import click
 
 from plait.errors import PlanError
-from plait.runner.cli.command_exits import COMPLETED, USAGE
-from plait.runner.cli.command_options import json_option, read_plan, set_option
+from plait.runner.cli.command_line import COMPLETED, FAILED, USAGE
+from plait.runner.cli.command_options import complete, json_option, read_plan, set_option, store_option
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_line
+from plait.runner.cli.terminal_output import as_line, print_line, visible
+from plait.runner.client.store_place import StorePlace, find_run, read_only_store
+from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.drawing.dag_layout import layers
+from plait.runner.engine.answer_check import play_again
 from plait.runner.engine.run_options import policy_backends
 from plait.runner.plan import plan_schema
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
+from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import counted
+from plait.statuses import TaskStatus
 
 _LONGEST_GOAL = 100  # characters
+_LONGEST_COMMAND = 60  # characters
+_MOST_LINES = 10  # of the output of a check that fails
 _LONGEST_PATH = 12  # tasks of the critical path that are printed
 
 
@@ -35,17 +44,62 @@ _LONGEST_PATH = 12  # tasks of the critical path that are printed
     is_flag=True,
     help="Print the JSON Schema of plan files, for editors that complete and check them; check nothing.",
 )
+@click.option(
+    "--run",
+    metavar="RUN",
+    shell_complete=complete,
+    help="Play the commands that checked the answers of this stored run again, and say which no longer pass. PLAN is "
+    "its plan file, if moved.",
+)
+@store_option
 @json_option
-def check_command(plan: Path | None, inputs: dict[str, str], prints_schema: bool, as_json: bool) -> int:
+def check_command(
+    plan: Path | None,
+    inputs: dict[str, str],
+    prints_schema: bool,
+    run: str | None,
+    store_path: StorePlace,
+    as_json: bool,
+) -> int:
     """Check the plan in the file PLAN, or on standard input if PLAN is `-`, and print what a run would do. Every
     mistake is listed with its place in the file.
     """
     if prints_schema:
         print_json(plan_schema())
         return COMPLETED
+    if run is not None:
+        return anyio.run(check_again, store_path, run, FileOptions(plan), as_json)
     if plan is None:
-        raise click.UsageError("name a plan file, or - for standard input")
+        raise click.UsageError("name a plan file, - for standard input, or a run with --run")
     return check(plan, inputs, as_json)
+
+
+async def check_again(path: StorePlace, name: str, files: FileOptions, as_json: bool) -> int:
+    """Play the checks of the run `name` again, and print how they end. Return the exit code."""
+    async with read_only_store(path) as store:
+        record = await find_run(store, name)
+        run = await stored_run(store, record.run_id, record)
+        dag, statuses = run.state.dag, run.state.statuses
+        done = zip(dag, statuses, strict=True)
+        has_checks = any(task.check and task.check.run and status is TaskStatus.COMPLETED for task, status in done)
+        checks = await play_again(run.state, TrustedBackends(store, files).of_checks(run)) if has_checks else []
+    failed = sum(not check.passes for check in checks)
+    if as_json:
+        print_json({"run_id": record.run_id, "failed": failed, "checks": [asdict(check) for check in checks]})
+        return FAILED if failed else COMPLETED
+    for check in checks:
+        mark = "passes" if check.passes else "fails "
+        end = "" if check.passes else f": {as_line(check.end)}"
+        print_line(f"{mark}  {as_line(check.task_id)}  {as_line(check.command, _LONGEST_COMMAND)}{end}")
+        if not check.passes and check.output:
+            print_line("\n".join(f"        {line}" for line in visible(check.output).splitlines()[-_MOST_LINES:]))
+    if not checks:
+        print_line(f"no completed task of run {record.run_id} was checked by a command")
+    elif failed:
+        print_line(f"{failed:,} of {counted(len(checks), 'check')} no longer {'passes' if failed == 1 else 'pass'}")
+    else:
+        print_line(f"{counted(len(checks), 'check')} pass" + ("es" if len(checks) == 1 else ""))
+    return FAILED if failed else COMPLETED
 
 
 def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
@@ -72,6 +126,9 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
         shown = facts["critical_path"][:_LONGEST_PATH]
         dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
         print_line(f"  longest path  {' -> '.join(shown)}{dots}")
+    for name, call in facts["calls"].items():
+        rounds = f", {counted(call['rounds'], 'round')} at most" if call["rounds"] else ""
+        print_line(f"  {'loop' if rounds else 'plan'}          {name}: {', '.join(call['tasks'])}{rounds}")
     for name, backend in facts["backends"].items():
         kind = backend["kind"] or "chosen when it is run"
         tasks = f", {counted(backend['tasks'], 'task')}" if backend["tasks"] else ""
@@ -99,6 +156,14 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
         "levels": max(layers(dag)) + 1,
         "critical_path": _longest_path(plan),
         "inputs": sorted(dag.inputs),
+        "calls": {
+            task.id: {
+                "tasks": [part["id"] for part in cast("list[Any]", task.call.plan["tasks"])],
+                "rounds": task.call.max if task.call.is_loop else None,
+            }
+            for task in dag
+            if task.call is not None
+        },
         "backends": {
             name: {"kind": plan.backends[name].kind if name in plan.backends else None, "tasks": number}
             for name, number in used.items()

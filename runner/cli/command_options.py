@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex, gemini, goose, opencode, qwen, claude-agent-acp or codex-acp"
-"""The kinds for the help of `--backend`; `specs.build_backend.KINDS` takes long to import, and a test compares both."""
+"""The kinds for the help of `--backend`; `specs.backend_specs.KINDS` takes long to import, and a test compares both."""
 _COMPLETION_S = 2.0
 """Seconds until a shell gets no values from a slow store."""
 _OFFERED_RUNS = 50
@@ -258,23 +260,23 @@ def _program_name() -> str:
     return "plait"
 
 
-def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False) -> Plan:
+def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False, limit: int | None = None) -> Plan:
     """Return the plan in the file at `path`, or on standard input for the path `-`. `with_functions` checks that its
-    functions can be imported. Raises PlanError with every mistake.
+    functions can be imported; for `limit` see `Plan.load`. Raises PlanError with every mistake.
     """
-    from plait.runner.plan import plan_file  # noqa: PLC0415 - `plait --help` needs no plan
+    from plait.runner.plan import Plan, parse_plan  # noqa: PLC0415 - `plait --help` needs no plan
     from plait.runner.plan.plan_positions import MAX_BYTES  # noqa: PLC0415 - as above
 
     if str(path) == "-":
-        return plan_file.load_piped_plan(sys.stdin.buffer.read(MAX_BYTES + 1), inputs, with_functions=with_functions)
-
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        form = "json" if data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else "yaml"
+        read = partial(parse_plan, data, format=form, file="standard input")
+        return read(overrides=inputs, with_functions=with_functions, limit=limit)
     if not is_utf8(str(path)):
         raise InvalidRequest(
             f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it"
         )
-    if with_functions:
-        return plan_file.load_plan_with_functions(path, inputs)
-    return plan_file.load_plan(path, overrides=inputs)
+    return Plan.load(path, overrides=inputs, with_functions=with_functions, limit=limit)
 
 
 @dataclass(frozen=True, slots=True)

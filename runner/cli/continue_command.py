@@ -9,7 +9,7 @@ import anyio
 import click
 
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
@@ -27,7 +27,7 @@ from plait.runner.cli.terminal_output import output, print_line, print_note, red
 from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.store_place import existing_store, find_run, find_task, is_utf8
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
-from plait.runner.views.view_models import usage_fields
+from plait.runner.views.view_models import ReplyView
 
 
 @click.command("continue")
@@ -72,14 +72,7 @@ async def continue_task(word: str, task_id: str, message: str, files: FileOption
         runs = TrustedBackends(store, files, note=print_note).runs()
         reply = await runs.continue_task(record.run_id, task_id, message)
     if options.as_json:
-        value: dict[str, Any] = {
-            "run_id": record.run_id,
-            "task_id": task_id,
-            "text": reply.text,
-            "session_id": reply.session_id,
-            **usage_fields(reply.usage),
-        }
-        run_report.print_json(value)
+        run_report.print_json(ReplyView.of(record.run_id, task_id, reply))
     else:
         fit = visible if output().isatty() else without_controls
         print_line(fit(reply.text).removesuffix("\n"))

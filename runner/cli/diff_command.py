@@ -7,22 +7,15 @@ from collections.abc import Iterator, Sequence
 import anyio
 import click
 
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import complete, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_field, print_line, print_section, visible
 from plait.runner.client.store_place import StorePlace, find_run, read_only_store
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.views.event_sentences import counted, seconds, tokens
-from plait.runner.views.run_differences import (
-    ComparedRun,
-    ComparedTask,
-    Piece,
-    RunComparison,
-    TaskDifference,
-    compare_runs,
-)
-from plait.runner.views.view_models import view_json
+from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs
+from plait.runner.views.view_models import RunView, TaskView
 from plait.usage import Usage, cost
 
 _CONTEXT = 8
@@ -51,13 +44,8 @@ async def diff(path: StorePlace, a: str, b: str, as_json: bool) -> int:
         before, after = await find_run(store, a), await find_run(store, b)
         comparison = await compare_runs(store, before.run_id, after.run_id)
     if as_json:
-        print_json(view_json(comparison))
-    else:
-        _print_comparison(comparison)
-    return COMPLETED
-
-
-def _print_comparison(comparison: RunComparison) -> None:
+        print_json(comparison)
+        return COMPLETED
     for name, run in (("run", comparison.a), ("other", comparison.b)):
         print_field(name, f"{visible(run.run_id)}, {', '.join(_facts(run.status, run.usage, _duration(run)))}")
     for task in comparison.tasks[:1]:
@@ -66,6 +54,7 @@ def _print_comparison(comparison: RunComparison) -> None:
         _print_difference(task)
     changed = counted(len(comparison.tasks), "task")
     print_line(f"{chr(10) if comparison.tasks else ''}{changed} changed, {comparison.same:,} the same")
+    return COMPLETED
 
 
 def _head(task: TaskDifference) -> str:
@@ -91,17 +80,16 @@ def _print_difference(task: TaskDifference) -> None:
     print_section(_head(task), "\n".join(lines))
 
 
-def _facts_of(task: ComparedTask) -> str:
+def _facts_of(task: TaskView) -> str:
     error = f"{task.error_kind}: {as_line(task.error or '', 120)}" if task.error_kind else ""
     return ", ".join([*_facts(task.status, task.usage, task.duration_s), *filter(None, [error])])
 
 
 def _facts(status: str, usage: Usage, duration: float | None) -> Iterator[str]:
-    used = tokens(usage.input_tokens, usage.output_tokens)
-    yield from filter(None, [status, f"{used} tokens" if used else "", cost(usage), seconds(duration)])
+    yield from filter(None, [status, tokens(usage, " tokens"), cost(usage), seconds(duration)])
 
 
-def _duration(run: ComparedRun) -> float | None:
+def _duration(run: RunView) -> float | None:
     if run.started_at is None or run.ended_at is None:
         return None
     return parse_time(run.ended_at) - parse_time(run.started_at)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import re
+import shutil
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
 
 import anyio
 import click
@@ -20,29 +24,33 @@ from plait.errors import StoreError
 from plait.events import Owner
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
-from plait.persistence.findings import Finding, Fitness, checksums
+from plait.persistence.sqlite_file import unfinished_files
+from plait.persistence.store_health import MOST_NAMED, Finding, Fitness, checksums
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import COMPLETED, STORE
+from plait.runner.cli.command_line import COMPLETED, STORE
 from plait.runner.cli.command_options import command_line, json_option, store_option
 from plait.runner.cli.doctor_hosts import check_hosts
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, findings_json, print_findings
-from plait.runner.client.backend_set import hosts_in_use, stores_backends
-from plait.runner.client.store_place import DEFAULT_STORE, ServerAddress, StorePlace, open_server, read_only_store
-from plait.runner.engine.lease import Liveness, liveness, seems_free
+from plait.runner.client.backend_set import hosts_in_use
+from plait.runner.client.store_place import (
+    DEFAULT_STORE,
+    ServerAddress,
+    StorePlace,
+    open_server,
+    read_only_store,
+    stores_backends,
+)
+from plait.runner.engine.lease import Liveness, liveness, seems_free, shown_status
 from plait.runner.state.attempt_files import run_folder
 from plait.runner.views.event_sentences import counted, size
-from plait.runner.views.read_views import shown_status
-from plait.statuses import RUN_DONE, RunStatus, TaskStatus
-
-if TYPE_CHECKING:
-    from plait.persistence import PostgresStore
+from plait.statuses import RUN_DONE, RunStatus
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _MIB = 1 << 20
+_LITTLE_SPACE = 100_000_000  # bytes
 _RUNS = 5
 _ALL = 1 << 31
-_EVENTS_AT_ONCE = 1000
 
 
 @click.command("doctor")
@@ -88,8 +96,95 @@ def _check_machine(path: StorePlace) -> Iterator[Finding]:
         return
     folder = next((one for one in path.absolute().parents if _exists(one)), path.absolute())
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.exists() else None
-    yield health.file_system(path if _exists(path) else folder, mounts)
-    yield health.space(folder)
+    yield file_system(path if _exists(path) else folder, mounts)
+    yield space(folder)
+
+
+_NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs",
+     "orangefs", "pvfs2", "davfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.ceph-fuse", "fuse.s3fs",
+     "fuse.rclone", "fuse.gcsfuse", "fuse.davfs", "fuse.cifs", "fuse.juicefs", "fuse.goofys", "fuse.mountpoint-s3"}
+)  # fmt: skip
+# A folder of the host, shared by a hypervisor: no shared memory between host and guest.
+_SHARED = frozenset({"9p", "virtiofs", "vboxsf", "vmhgfs", "fuse.vmhgfs-fuse", "prl_fs", "drvfs"})
+_UNFIT = (
+    (_NETWORK, Fitness.BAD, "is a network file system; it lacks the memory that WAL shares"),
+    (_SHARED, Fitness.BAD, "is a folder shared with another system; WAL is unsafe there"),
+    ({"tmpfs", "ramfs"}, Fitness.WARNING, "is gone when this machine stops"),
+)
+_OCTAL = re.compile(r"\\([0-7]{3})")
+
+
+def file_system(path: Path, mountinfo: str | None) -> Finding:
+    """Check that a store at `path` lies on a local disk, because all users of a store in WAL mode share memory.
+
+    `mountinfo` is the text of /proc/self/mountinfo, or None on other systems than Linux.
+    """
+    kind = _file_system_type(path.resolve(), mountinfo or "")
+    for kinds, fitness, what in _UNFIT:
+        if kind in kinds:
+            return Finding("file system", fitness, f"{kind} {what}", "put the store on a local disk with --store")
+    if not kind or kind.startswith("fuse"):
+        found = f"unknown file system {kind}" if kind else "cannot tell"
+        return Finding("file system", Fitness.OK, found, "make sure that the store is on a local disk")
+    return Finding("file system", Fitness.OK, kind)
+
+
+def _file_system_type(path: Path, mountinfo: str) -> str:
+    """Return the type of the file system of `path`, or an empty text if unknown.
+
+    `path` is absolute and without links; `mountinfo` is the text of /proc/self/mountinfo.
+    """
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        columns = fields.split(" ")
+        if len(columns) < 5 or not rest:
+            continue
+        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), columns[4])
+        # A later line hides an earlier line with the same mount point.
+        if len(point) >= best and path.is_relative_to(point):
+            best, kind = len(point), rest.split(" ")[0]
+    return kind
+
+
+def space(folder: Path) -> Finding:
+    """Check that the existing `folder` has free space."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding("space", Fitness.WARNING, f"cannot tell: {error.strerror}")
+    shown = f"{free / 1e6:,.0f} MB free"
+    if free < _LITTLE_SPACE:
+        return Finding("space", Fitness.WARNING, shown, "free some; with a full store a run continues unrecorded")
+    return Finding("space", Fitness.OK, shown)
+
+
+def _check_permissions(path: Path) -> Iterator[Finding]:
+    """Check that only this user can read the store at `path`, its WAL and its directory."""
+    real, elsewhere = path.resolve(), "keep the store in a directory of its own"
+    troubles = [*_trouble(path.parent, "700", f", or {elsewhere}", elsewhere)]
+    for end in ("", "-wal", "-shm"):
+        troubles += _trouble(Path(f"{real}{end}"), "600", "", "use the store as its owner")
+    yield from troubles or [Finding("permissions", Fitness.OK, "no other user may read the store")]
+
+
+def _trouble(file: Path, right: str, remedy: str, of_another: str) -> Iterator[Finding]:
+    """Check a file or a folder, which may be missing: its owner and its mode."""
+    try:
+        found = file.stat()
+    except OSError:
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    what, advice = "", f"chmod {right} {quote(str(file))}{remedy}"
+    if found.st_uid != os.geteuid():
+        what, advice = f"belongs to user {found.st_uid}, this is user {os.geteuid()}", of_another
+    elif mode & 0o077:
+        what = f"is open to others (mode {mode:04o})"
+    elif not os.access(file, os.R_OK | os.W_OK):
+        what = "may not be read and written"
+    if what:
+        yield Finding("permissions", Fitness.WARNING, f"{file} {what}", advice)
 
 
 def _check_prices() -> Finding:
@@ -126,8 +221,8 @@ def _check_store(given: StorePlace) -> Iterator[Finding]:
     path = given.absolute()
     if _exists(path):
         yield Finding("store", Fitness.OK, str(path))
-        yield from health.permissions(path)
-    yield from health.leftovers(path)
+        yield from _check_permissions(path)
+    yield from _check_unfinished(path)
     if given == DEFAULT_STORE and not _exists(path):
         yield Finding("store", Fitness.OK, f"no store at {DEFAULT_STORE} yet", "`plait run PLAN` makes one")
         return
@@ -137,6 +232,17 @@ def _check_store(given: StorePlace) -> Iterator[Finding]:
         yield finding
     if readable:
         yield from _check_runs(given)
+
+
+def _check_unfinished(path: Path) -> Iterator[Finding]:
+    """Report unfinished files that a crash at the first start has left beside `path`."""
+    try:
+        names = [one.name for one in unfinished_files(path)]
+    except OSError:  # the folder is missing or not readable, which other checks report
+        return
+    if names:
+        what = f"{len(names)} unfinished by an interrupted start: {', '.join(names[:MOST_NAMED])}"
+        yield Finding("left over", Fitness.WARNING, what, "a run that starts an hour later removes them")
 
 
 def _check_runs(path: StorePlace) -> Iterator[Finding]:
@@ -288,7 +394,7 @@ def _check_login(one: Installed) -> tuple[Fitness, str, str]:
     if one.is_logged_in:
         return Fitness.OK, f"key in {one.by}" if one.by in one.agent.login.keys else "logged in", ""
     key = f", or set {one.agent.login.keys[0]}" if one.agent.login.keys else ""
-    return Fitness.WARNING, "not logged in", f"`{one.agent.login.how}`{key}"
+    return Fitness.WARNING, "not logged in", f"`{one.agent.login.command}`{key}"
 
 
 def _check_memory(one: Installed, memory: int | None) -> tuple[Fitness, str, str]:
@@ -340,43 +446,6 @@ async def _check_server(place: ServerAddress) -> list[Finding]:
             if (reason := await store.obstacle()) is not None:
                 fit = Finding("store", Fitness.BAD, reason)
             durability = [Finding("durability", Fitness.WARNING, warning) for warning in await store.warnings()]
-            return [fit, *durability, await _check_rows(store)]
+            return [fit, *durability, checksums(*await store.check_rows())]
     except StoreError as error:
         return [Finding("store", Fitness.BAD, str(error))]
-
-
-async def _check_rows(store: PostgresStore) -> Finding:
-    results = messages = 0
-    damaged: list[str] = []
-    for run in await store.list_runs(_ALL):
-        try:
-            await _read_history(store, run.run_id)
-            for task in await store.list_tasks(run.run_id):
-                talk = await store.list_messages(run.run_id, task.task_id)
-                results += TaskStatus(task.status) is TaskStatus.COMPLETED
-                messages += len(talk)
-                if task.damaged or any(message.damaged for message in talk):
-                    damaged.append(f"{run.run_id}/{task.task_id}")
-        except StoreError as error:
-            damaged.append(await _damage(store, error))
-    try:
-        await store.session_ids()
-    except StoreError as error:
-        damaged.append(await _damage(store, error))
-    return checksums(damaged, results, messages)
-
-
-async def _read_history(store: PostgresStore, run_id: str) -> None:
-    """Read everything of the run but tasks and messages. Raises StoreError for a damaged row."""
-    await store.get_run(run_id)
-    await store.list_notes(run_id)
-    await store.list_attempts(run_id)
-    last = 0
-    while events := await store.list_events(run_id, last, _EVENTS_AT_ONCE):
-        last = events[-1].seq
-
-
-async def _damage(store: PostgresStore, error: StoreError) -> str:
-    """Return the name of the damaged part. Raises StoreError if the server does not answer any more."""
-    await store.list_runs(1)
-    return str(error).split(";", maxsplit=1)[0]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 
 from plait.backends.agents.agent_catalog import AGENTS
-from plait.backends.hosts.host_connection import HostUnreachable
-from plait.backends.hosts.host_probe import NO_WORKER, HostState, ReachableHost, probe_hosts
+from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost, probe_hosts
 from plait.backends.specs.host_specs import DaskHostsPart
 from plait.errors import StoreError
 from plait.events import HostAway
-from plait.persistence.findings import Finding, Fitness
+from plait.persistence.store_health import Finding, Fitness
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import COMPLETED, STORE
+from plait.runner.cli.command_line import COMPLETED, STORE
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, findings_json, print_findings, print_line, print_note, print_table
 from plait.runner.client.backend_set import HostsInUse
@@ -51,7 +51,7 @@ async def check_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: 
     ]
     is_bad = not all(state.is_usable for _, state, _ in hosts) or any(one.fitness is Fitness.BAD for one in findings)
     if as_json:
-        listed = [{"hosts": name, **state.as_json(), "away_since": since} for name, state, since in hosts]
+        listed = [{"hosts": name, **asdict(state), "away_since": since} for name, state, since in hosts]
         print_json({"hosts": listed, "checks": findings_json(findings)})
     else:
         heads = ("hosts", "name", "slots", "at work", "version", "state")
@@ -79,7 +79,9 @@ async def _visit(group: HostsInUse) -> tuple[list[HostState], list[Finding]]:
                 for index, (host, state) in enumerate(zip(hosts, states, strict=True)):
                     if state.is_usable:
                         beside.start_soon(check, index, host)
-            none = HostState(group.part.way, 0, problem=f"{NO_WORKER}; start workers, with --resources")
+            none = HostState(
+                group.part.way, 0, problem="no worker that offers resources; start workers, with --resources"
+            )
             return states or [none], [one for index in sorted(found) for one in found[index]]
     except HostUnreachable as error:
         return [HostState(group.part.way, 0, problem=f"away: {error}")], []

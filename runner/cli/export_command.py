@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,19 @@ import anyio
 import click
 
 from plait.clock_and_ids import Clock, trace_id
-from plait.runner.cli.command_exits import COMPLETED
+from plait.persistence.store_records import RunRecord
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import json_option, run_argument, store_option
 from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_note
+from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, read_only_store, runs_of_plan
+from plait.runner.engine.lease import shown_status
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.views.event_sentences import counted
-from plait.runner.views.otlp import Collector, SpanSender
-from plait.runner.views.read_views import shown_status, task_views
-from plait.runner.views.result_rows import as_csv, as_json_lines, result_rows
-from plait.runner.views.trace_spans import RunTrace
+from plait.runner.views.result_rows import as_csv, as_json_lines
+from plait.runner.views.trace_spans import Collector, RunTrace, SpanSender
 
 _FORMATS = (".csv", ".jsonl")
 _FOLLOW_S = 1.0
@@ -64,76 +65,60 @@ def export_command(run: str, store_path: StorePlace, as_json: bool, **options: A
     begins with =, +, @ or a tab, and would be a formula in a spreadsheet, begins with an apostrophe. The ids of spans
     are made from run, task and attempt: a trace that is sent again is the same.
     """
-    file, pattern, follow, content = (options[name] for name in ("file", "pattern", "follow", "content"))
+    file, pattern, is_followed, has_content = (options[name] for name in ("file", "pattern", "follow", "content"))
     of = runs_of_plan(options["plan"]) if run == "last" else None
     if options["as_trace"]:
         if file is not None or pattern is not None or options["raw"]:
             raise click.UsageError("--otlp sends the whole run; leave --to, --task and --raw out")
-        return anyio.run(send_trace, store_path, run, of, TraceOptions(follow, content, as_json))
+        send = partial(_send_trace, is_followed=is_followed, has_content=has_content, as_json=as_json)
+        return anyio.run(send, store_path, run, of)
     if file is None:
         raise click.UsageError("name a file with --to results.csv, or send a trace with --otlp")
-    if follow or content:
+    if is_followed or has_content:
         raise click.UsageError("--follow and --content belong to --otlp")
     if file.suffix.lower() not in _FORMATS:
         raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
-    return anyio.run(export, store_path, run, of, ExportOptions(pattern or "*", file, options["raw"], as_json))
+    found, rows = anyio.run(_read_rows, store_path, run, of, pattern or "*")
+    is_table = file.suffix.lower() == ".csv"
+    write_file(file, as_csv(rows, raw=options["raw"]) if is_table else as_json_lines(rows), private=True)
+    if as_json:
+        print_json({"run_id": found.run_id, "file": str(file), "rows": len(rows)})
+    else:
+        status = shown_status(found).value
+        named = as_line(f"{found.name}, {status}" if found.name else status)
+        print_note(f"{counted(len(rows), 'row')} of run {found.run_id} ({named}) in {file}")
+    return COMPLETED
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """The rows of an export, and the file."""
-
-    pattern: str
-    file: Path
-    raw: bool
-    as_json: bool
+async def _read_rows(
+    path: StorePlace, word: str, of: RunsOfPlan | None, pattern: str
+) -> tuple[RunRecord, Sequence[dict[str, Any]]]:
+    async with read_only_store(path) as store:
+        run = await find_run(store, word, of)
+        return run, await Runs(RunOptions(store=store)).export(run.run_id, pattern)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceOptions:
-    """The extent of a trace."""
-
-    follow: bool
-    content: bool
-    as_json: bool
-
-
-async def send_trace(path: StorePlace, word: str, of: RunsOfPlan | None, options: TraceOptions) -> int:
+async def _send_trace(
+    path: StorePlace, word: str, of: RunsOfPlan | None, *, is_followed: bool, has_content: bool, as_json: bool
+) -> int:
     """Send the spans of the run that `word` names. Return the exit code."""
     collector, clock = Collector.of_environment(os.environ), Clock()
     sender, sent = SpanSender(collector, clock), 0
     async with read_only_store(path) as store:
         run = await find_run(store, word, of)
-        trace = RunTrace(store, run.run_id, content=options.content)
+        trace = RunTrace(store, run.run_id, content=has_content)
         try:
             while True:
                 spans = await trace.ended()
                 await sender.send(spans)
                 sent += len(spans)
-                if trace.is_over or not options.follow:
+                if trace.is_over or not is_followed:
                     break
                 await clock.sleep(_FOLLOW_S)
         finally:
             await sender.aclose()
-    if options.as_json:
+    if as_json:
         print_json({"run_id": run.run_id, "trace_id": trace_id(run.run_id), "spans": sent, "url": collector.url})
     else:
         print_note(f"{counted(sent, 'span')} of run {run.run_id} sent to {collector.url}")
-    return COMPLETED
-
-
-async def export(path: StorePlace, word: str, of: RunsOfPlan | None, options: ExportOptions) -> int:
-    """Write the tasks of the run that `word` names. Return the exit code."""
-    file = options.file
-    async with read_only_store(path) as store:
-        run = await find_run(store, word, of)
-        tasks = await task_views(store, run, await store.list_tasks(run.run_id), time.time())
-    rows = result_rows(task for task in tasks.values() if fnmatchcase(task.task_id, options.pattern))
-    is_table = file.suffix.lower() == ".csv"
-    write_file(file, as_csv(rows, raw=options.raw) if is_table else as_json_lines(rows), private=True)
-    if options.as_json:
-        print_json({"run_id": run.run_id, "file": str(file), "rows": len(rows)})
-    else:
-        named = as_line(f"{run.name}, {shown_status(run).value}" if run.name else shown_status(run).value)
-        print_note(f"{counted(len(rows), 'row')} of run {run.run_id} ({named}) in {file}")
     return COMPLETED

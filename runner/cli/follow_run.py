@@ -19,23 +19,21 @@ from plait.persistence.store_protocol import Store
 from plait.runner.cli import run_report
 from plait.runner.cli.command_options import OutputOptions
 from plait.runner.cli.ctrl_c import stop_on_signal
-from plait.runner.cli.run_progress import Progress, event_line, grow
 from plait.runner.cli.run_report import FinishedRun
-from plait.runner.cli.terminal_output import print_note
+from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.cli.waiting_questions import list_waiting
 from plait.runner.client.store_place import StorePlace, read_only_store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
-from plait.runner.engine.run_handle import Run
+from plait.runner.engine.live_run import Run
+from plait.runner.state.stored_run import grow
+from plait.runner.views.event_sentences import event_line, is_detail
 from plait.runner.views.view_models import QuestionView
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import lacks_price
 
 _REFRESH = 0.2  # seconds
-
-
-_DETAILS = events.RunCreated | events.TaskOutput | events.NodeStarted | events.TaskPlaced | events.SessionOpened
 
 
 class Display(Protocol):
@@ -81,8 +79,8 @@ class PlainDisplay(NoDisplay):
         self._verbose = verbose
 
     def handle(self, event: events.Event) -> None:
-        if self._verbose or not isinstance(event, _DETAILS):
-            line = event_line(event)
+        if self._verbose or not (is_detail(event) or isinstance(event, events.RunCreated)):
+            line = as_line(event_line(event))
             if line:
                 print_note(f"{datetime.fromisoformat(event.at).astimezone():%H:%M:%S} {line}")
 
@@ -142,7 +140,7 @@ def _make_display(dag: DAG, options: OutputOptions, statuses: Mapping[str, TaskS
     # Log lines and a live display would overwrite each other.
     if options.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return PlainDisplay(verbose=options.verbose)
-    from plait.runner.cli.live_display import LiveDisplay  # noqa: PLC0415 - rich takes long to import, and a pipe does not need it
+    from plait.runner.cli.live_display import LiveDisplay, Progress  # noqa: PLC0415 - rich takes long to import, and a pipe does not need it
 
     progress = Progress(dag, time.monotonic, statuses, Limits(total=options.concurrency))
     return LiveDisplay(progress, dag.name or "plait", verbose=options.verbose)
@@ -188,7 +186,9 @@ async def _drive(run: Run, dag: DAG, display: Display) -> FinishedRun:
             display.handle(end if is_stored else events.RunInterrupted(end.at, end.run_id))
     finally:
         display.close()
-    return FinishedRun(result, dag, len(started), took, policy_state, unpriced, left.by_host())
+    return FinishedRun(
+        result, dag, ran=len(started), took=took, policy_state=policy_state, unpriced=unpriced, left=left.by_host()
+    )
 
 
 class _TasksLeft:

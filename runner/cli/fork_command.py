@@ -34,19 +34,10 @@ from plait.runner.cli.command_options import (
     verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.preview_report import list_effects, print_reuse, require_again, summarize_reuse
+from plait.runner.cli.preview_report import print_reuse, require_again, summarize_reuse
 from plait.runner.cli.terminal_output import print_note, redirect_prints
-from plait.runner.client.backend_set import (
-    BackendOptions,
-    BackendSet,
-    requested_spec,
-    required_backends,
-    stored_concurrency,
-)
-from plait.runner.client.fork_run import Fork
-from plait.runner.client.runs import Runs, run_options
 from plait.runner.client.store_place import existing_store, find_run, is_utf8, read_only_store, runs_of_plan
-from plait.runner.client.trusted_backends import FileOptions, StoredBackends
+from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.plan.plan_inputs import converted
 
 
@@ -159,32 +150,22 @@ def _run(options: Mapping[str, Any], task: str, *, only: bool) -> int:
 
 async def _run_fork(options: Mapping[str, Any], output: OutputOptions, task: str, *, only: bool) -> int:
     """Make a run from a stored run and show it to its end, or print its preview. Return the exit code."""
-    name, files, backend = options["run"], FileOptions(options["plan"], options["backends"]), options["backend"]
+    files = FileOptions(options["plan"], options["backends"])
     open_store = read_only_store if options["dry_run"] else existing_store
     async with open_store(options["store_path"]) as store:
-        record = await find_run(store, name, runs_of_plan(files.plan) if name == "last" else None)
-        stored = StoredBackends.of(record, files)
-        fork = await Runs(run_options(store=store)).fork(
-            record.run_id,
-            task,
-            prompts=options["prompts"],
-            inputs=_inputs(record, options["inputs"]),
-            results=options["results"],
-            only=only,
-            backend=backend,
-        )
-        backend_set = _select(stored, fork, backend)
-        async with backend_set.open(backend_set.specs) as made:
-            concurrency = output.concurrency or stored_concurrency(record) or backend_set.concurrency()
-            runs = Runs(backend_set.options(made, store=store, concurrency=concurrency))
+        of = runs_of_plan(files.plan) if options["run"] == "last" else None
+        record = await find_run(store, options["run"], of)
+        edits = {"prompts": options["prompts"], "results": options["results"]}
+        edits["inputs"] = _inputs(record, options["inputs"])
+        trusted = TrustedBackends(store, files, note=print_note, concurrency=output.concurrency)
+        async with trusted.fork(record, task, backend=options["backend"], only=only, **edits) as (runs, fork, used):
             preview = await runs.preview_fork(fork)
-            effects = [] if options["again"] else list_effects(preview, backend_set, made)
+            effects = [] if options["again"] else used.effects(preview, runs.options.backends)
             if options["dry_run"]:
                 return print_reuse(preview, effects, output.as_json)
             require_again(preview, effects)
             if not output.quiet:
                 print_note(summarize_reuse(preview))
-            fork = replace(fork, settings=_settings(fork.settings, backend_set))
             return await follow_run(runs.start_fork(fork), fork.dag, output, store)
 
 
@@ -197,18 +178,3 @@ def _inputs(record: RunRecord, texts: Mapping[str, str]) -> dict[str, JsonValue]
         except ValueError as error:
             raise InvalidRequest(f"--set {name}: {error}") from None
     return values
-
-
-def _select(stored: StoredBackends, fork: Fork, further: str | None) -> BackendSet:
-    """Return the backends that the fork may call. Raises InvalidRequest, BackendUnavailable."""
-    names = required_backends(fork.dag, stored.default, policy=fork.policy, known=stored.specs)
-    if further is None or further in stored.specs:
-        return stored.select(names)
-    backend_set = stored.select(name for name in names if name != further)
-    return replace(backend_set, specs={**backend_set.specs, further: requested_spec(BackendOptions(further))})
-
-
-def _settings(kept: Mapping[str, Any], backend_set: BackendSet) -> dict[str, Any]:
-    """Return the settings of the fork: those of the stored run, with the backends as they are used now."""
-    now: dict[str, Any] = {**backend_set.settings()}
-    return {**now, **kept, "backends": {**kept.get("backends", {}), **now["backends"]}}

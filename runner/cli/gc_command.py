@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import anyio
 import click
 
-from plait.clock_and_ids import iso
-from plait.errors import Conflict, Fenced
-from plait.events import RunReleased
-from plait.persistence import Batch
-from plait.persistence.delete_runs import Purged
-from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, print_note
-from plait.runner.client.retention import Expiry, earlier_runs_needed, expired
-from plait.runner.client.store_place import AnyStore, StorePlace, existing_store, read_only_store
-from plait.runner.engine.lease import Liveness, liveness
-from plait.runner.state.attempt_files import delete_files, has_sessions
+from plait.runner.client.retention import Deletion
+from plait.runner.client.runs import Runs
+from plait.runner.client.store_place import StorePlace, existing_store, read_only_store
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.views.event_sentences import counted, size
-from plait.statuses import RUN_DONE, RunStatus
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -59,86 +49,41 @@ def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_
     """
     if keep is None and older_than is None:
         raise click.UsageError("choose the runs to delete: --keep N, --older-than AGE, or both")
-    return anyio.run(delete_expired, store_path, Expiry(keep, older_than), dry_run, as_json)
+    return anyio.run(_delete, store_path, keep, older_than, dry_run, as_json)
 
 
-_ALL = 1 << 31
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    runs: Sequence[RunRecord]
-    sizes: Mapping[str, int]
-    kept: int
-    purged: Purged | None = None
-    """None for a dry run."""
-
-
-async def delete_expired(path: StorePlace, expiry: Expiry, dry_run: bool, as_json: bool) -> int:
-    """Delete the runs that have expired; with `dry_run`, only print the runs. Return the exit code."""
-    async with read_only_store(path) if dry_run else existing_store(path) as store:
-        runs = await store.list_runs(_ALL)
-        runs = tuple([await _release_dead_owner(store, run, dry_run) for run in runs])
-        needed = await earlier_runs_needed(store, runs)
-        old = [run for run in expired(runs, expiry, time.time()) if run.run_id not in needed]
-        sizes = await store.run_sizes()
-        # Also without expired runs: an earlier purge may have left pages to wipe.
-        purged = None if dry_run else await store.purge([run.run_id for run in old])
-        sessions = None if dry_run or not has_sessions(store.files_root) else await store.session_ids()
-    if purged is not None:
-        stored = {run.run_id for run in runs}.difference(purged.run_ids)
-        files = await delete_files(store.files_root, purged.run_ids, stored, sessions)
-        purged = replace(purged, remains="; ".join(filter(None, (purged.remains, files))) or None)
-    _print_outcome(_Outcome(old, sizes, len(runs) - len(old), purged), as_json)
+async def _delete(place: StorePlace, keep: int | None, older_than: float | None, dry_run: bool, as_json: bool) -> int:
+    async with read_only_store(place) if dry_run else existing_store(place) as store:
+        runs = Runs(RunOptions(store=store))
+        deletion = await runs.delete(keep=keep, older_than=older_than, dry_run=dry_run)
+    if as_json:
+        print_json(_as_json(deletion, dry_run))
+    else:
+        for run in deletion.runs:
+            held = size(deletion.sizes.get(run.run_id, 0))
+            print_line(f"{as_line(run.run_id)}  {as_line(run.name, 40)}  {run.status}, {held}")
+        done = "would delete" if dry_run else "deleted"
+        freed = "" if dry_run else f", {size(deletion.freed_bytes)} freed"
+        print_line(f"{done} {counted(len(deletion.runs), 'run')}{freed}; {deletion.kept:,} kept")
+    if deletion.remains is not None:
+        print_note(f"plait: {deletion.remains}")
     return COMPLETED
 
 
-async def _release_dead_owner(store: AnyStore, run: RunRecord, dry_run: bool) -> RunRecord:
-    """Return an ended run without its owner if the owner died, as after a killed `plait continue`. A dry run changes
-    the returned value alone, not the store.
-    """
-    if RunStatus(run.status) not in RUN_DONE or run.owner is None or liveness(run.owner) is not Liveness.DEAD:
-        return run
-    if dry_run:
-        return replace(run, owner=None)
-    try:
-        leaving = (RunReleased(iso(time.time())),)
-        await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, leaving, run.owner.owner_id))
-    except (Conflict, Fenced):  # another process has just claimed the run
-        return run
-    return replace(run, owner=None)
-
-
-def _print_outcome(outcome: _Outcome, as_json: bool) -> None:
-    purged = outcome.purged
-    if as_json:
-        print_json(_as_json(outcome))
-    else:
-        for run in outcome.runs:
-            held = size(outcome.sizes.get(run.run_id, 0))
-            print_line(f"{as_line(run.run_id)}  {as_line(run.name, 40)}  {run.status}, {held}")
-        done = "would delete" if purged is None else "deleted"
-        freed = "" if purged is None else f", {size(purged.freed_bytes)} freed"
-        print_line(f"{done} {counted(len(outcome.runs), 'run')}{freed}; {outcome.kept:,} kept")
-    if purged is not None and purged.remains is not None:
-        print_note(f"plait: {purged.remains}")
-
-
-def _as_json(outcome: _Outcome) -> dict[str, object]:
-    purged = outcome.purged
+def _as_json(deletion: Deletion, dry_run: bool) -> dict[str, object]:
     return {
-        "dry_run": purged is None,
+        "dry_run": dry_run,
         "runs": [
             {
                 "run_id": run.run_id,
                 "name": run.name,
                 "status": run.status,
                 "ended_at": run.ended_at,
-                "size_bytes": outcome.sizes.get(run.run_id, 0),
+                "size_bytes": deletion.sizes.get(run.run_id, 0),
             }
-            for run in outcome.runs
+            for run in deletion.runs
         ],
-        "kept": outcome.kept,
-        "freed_bytes": 0 if purged is None else purged.freed_bytes,
-        "remains": None if purged is None else purged.remains,
+        "kept": deletion.kept,
+        "freed_bytes": deletion.freed_bytes,
+        "remains": deletion.remains,
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import anyio
 import click
 
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import PLAN_SUFFIXES, complete, json_option, read_plan, set_option, store_option
 from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
@@ -20,10 +19,11 @@ from plait.runner.cli.terminal_output import as_line, print_line, visible
 from plait.runner.client.store_place import StorePlace, find_run, read_only_store
 from plait.runner.domain.dag import DAG
 from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg
+from plait.runner.engine.lease import shown_status
 from plait.runner.policies.step_workflow import Workflow
-from plait.runner.state.codec import decode_dag
+from plait.runner.state.stored_run import decode_dag
 from plait.runner.views.event_sentences import counted, seconds, tokens
-from plait.runner.views.read_views import find_adders, shown_status
+from plait.runner.views.read_views import find_adders
 from plait.statuses import TaskStatus
 
 _PATH = click.Path(path_type=Path)
@@ -40,51 +40,32 @@ def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_
 
     Beyond 200 tasks the parts of a `for_each` are one box with their counts by status.
     """
-    return draw(what, DrawingTarget(output, as_json), inputs, store_path)
-
-
-@dataclass(frozen=True, slots=True)
-class DrawingTarget:
-    """Where a drawing goes: to a file, to standard output as JSON, or to standard output as Mermaid."""
-
-    file: Path | None = None
-    as_json: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawing:
-    """A DAG to draw, with its title and caption."""
-
-    dag: DAG
-    looks: Mapping[str, Look]
-    title: str
-    caption: str
-    private: bool
-    """The drawing shows data of a store, so a file is readable by its owner only."""
-
-
-def draw(what: str, to: DrawingTarget, inputs: Mapping[str, str], store: StorePlace) -> int:
-    """Draw a plan file or a run. Return the exit code."""
-    if to.file is not None and to.file.suffix.lower() not in {".html", ".svg"}:
-        raise click.UsageError(f"-o writes .html or .svg, not {to.file.name!r}")
-    if _is_plan_file(what):
-        plan = read_plan(Path(what), inputs)
+    if output is not None and output.suffix.lower() not in {".html", ".svg"}:
+        raise click.UsageError(f"-o writes .html or .svg, not {output.name!r}")
+    path, looks = Path(what), dict[str, Look]()
+    is_plan = path.is_file() or path.suffix.lower() in PLAN_SUFFIXES or os.sep in what
+    if is_plan:
+        plan = read_plan(path, inputs)
         # The run of a workflow begins with its first step alone.
         dag = plan.policy.outline(plan.dag.inputs) if isinstance(plan.policy, Workflow) else plan.dag
-        _write_drawing(_Drawing(dag, {}, plan.name, "plan", private=False), to)
-        return COMPLETED
-    if inputs:
+        title, caption = plan.name, "plan"
+    elif inputs:
         raise click.UsageError("--set is for plans; a run has its inputs")
-    run, tasks, added = anyio.run(_load_run, store, what)
-    looks = {task.task_id: _node_style(task, added.get(task.task_id)) for task in tasks}
-    caption = f"run {run.run_id}, {shown_status(run).value}"
-    _write_drawing(_Drawing(decode_dag(run, tasks), looks, run.name or "plait", caption, private=True), to)
+    else:
+        run, tasks, added = anyio.run(_load_run, store_path, what)
+        looks = {task.task_id: _node_style(task, added.get(task.task_id)) for task in tasks}
+        dag, title = decode_dag(run, tasks), run.name or "plait"
+        caption = f"run {run.run_id}, {shown_status(run).value}"
+    folded = fold(dag, looks)
+    if as_json:
+        print_json({"name": title, "tasks": _tasks_json(dag, looks), "mermaid": mermaid(*folded)})
+    if output is not None:
+        make = page if output.suffix.lower() == ".html" else svg
+        picture = make(*folded, title=visible(title), caption=visible(caption))
+        write_file(output, picture, private=not is_plan)  # a picture of a run shows data of the store
+    elif not as_json:
+        print_line(mermaid(*folded).removesuffix("\n"))
     return COMPLETED
-
-
-def _is_plan_file(what: str) -> bool:
-    path = Path(what)
-    return path.is_file() or path.suffix.lower() in PLAN_SUFFIXES or os.sep in what
 
 
 async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
@@ -97,8 +78,7 @@ async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskR
 
 def _node_style(task: TaskRecord, by: str | None) -> Look:
     status = TaskStatus(task.status)
-    count = tokens(task.usage.input_tokens, task.usage.output_tokens)
-    used = f"{count} tokens" if count else ""
+    used = tokens(task.usage, " tokens")
     added = f"added by {by}" if by else ""
     note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))
     attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""
@@ -106,29 +86,14 @@ def _node_style(task: TaskRecord, by: str | None) -> Look:
     return Look(status, note, f"{task.task_id}: {status.value}{attempts}{added and ', '}{added}{error}", by)
 
 
-def _as_json(drawing: _Drawing) -> dict[str, Any]:
-    tasks = [
+def _tasks_json(dag: DAG, looks: Mapping[str, Look]) -> list[dict[str, Any]]:
+    return [
         {
             "task_id": task.id,
             "depends_on": task.upstream,
             "status": look.status and look.status.value,
             "added_by": look.added_by,
         }
-        for task in drawing.dag
-        for look in [drawing.looks.get(task.id, Look())]
+        for task in dag
+        for look in [looks.get(task.id, Look())]
     ]
-    return {"name": drawing.title, "tasks": tasks, "mermaid": mermaid(*fold(drawing.dag, drawing.looks))}
-
-
-def _write_drawing(drawing: _Drawing, to: DrawingTarget) -> None:
-    output = to.file
-    if to.as_json:
-        print_json(_as_json(drawing))
-        if output is None:
-            return
-    if output is None:
-        print_line(mermaid(*fold(drawing.dag, drawing.looks)).removesuffix("\n"))
-        return
-    make = page if output.suffix.lower() == ".html" else svg
-    picture = make(*fold(drawing.dag, drawing.looks), title=visible(drawing.title), caption=visible(drawing.caption))
-    write_file(output, picture, private=drawing.private)

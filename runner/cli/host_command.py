@@ -13,7 +13,7 @@ import anyio
 import click
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +52,6 @@ def _build(described: Mapping[str, JsonValue]) -> Backend:
         from plait.backends.specs.host_specs import build_spec  # noqa: PLC0415
 
         return build_spec(described)
-    from plait.backends.hosts.described_backend import build_described  # noqa: PLC0415
+    from plait.backends.hosts.host_backend import build_described  # noqa: PLC0415
 
     return build_described(described)

@@ -9,8 +9,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -20,13 +21,14 @@ from plait.clock_and_ids import iso
 from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED, FAILED
+from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED
 from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
 from plait.runner.cli.run_report import EXIT_CODES
 from plait.runner.cli.terminal_output import as_line, coloured, print_line, print_note, visible
 from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
+from plait.runner.engine.lease import shown_status
 from plait.runner.views.event_sentences import sentence, short
-from plait.runner.views.read_views import shown_status, task_views
+from plait.runner.views.read_views import task_views
 from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus
 
@@ -46,20 +48,8 @@ def log_command(run: str, task: str | None, store_path: StorePlace, as_json: boo
     plait was killed is followed as well. If no process works on the run any more, the exit code is 6. With --json, each
     line is a JSON object. With -n and --follow, print the last N lines, then those that are added.
     """
-    which = LogOptions(run, task, options["follow"], options["lines"], as_json)
-    return anyio.run(print_log, which, store_path)
-
-
-@dataclass(frozen=True, slots=True)
-class LogOptions:
-    """The part of the history that is printed, and how."""
-
-    run: str
-    task: str | None
-    follow: bool
-    lines: int | None
-    """The number of lines; None for all."""
-    as_json: bool
+    show = partial(_print_log, is_followed=options["follow"], lines=options["lines"], as_json=as_json)
+    return anyio.run(show, store_path, run, task)
 
 
 _POLL_SECONDS = 0.2  # seconds
@@ -74,20 +64,20 @@ _END_CODES: Mapping[str, int] = {
 }
 
 
-async def print_log(options: LogOptions, path: StorePlace) -> int:
-    """Print the history of a run, or of one task in the run. Return the exit code."""
-    task_id = options.task
+async def _print_log(
+    path: StorePlace, word: str, task_id: str | None, *, is_followed: bool, lines: int | None, as_json: bool
+) -> int:
     async with read_only_store(path) as store:
-        run = await find_run(store, options.run)
+        run = await find_run(store, word)
         if task_id is not None:
             await find_task(store, run, task_id)
         with closing(RunLog(store, run.run_id, task_id)) as run_log:
-            log = _LogPrinter(run_log, run, options)
-            if options.follow:
+            log = _LogPrinter(run_log, run, task_id, lines, as_json)
+            if is_followed:
                 return await _follow(log, store, path)
             await log.catch_up()
             log.finish()
-            if not options.as_json:
+            if not as_json:
                 async for line in _waits(store, run, task_id):
                     log.print_line(line)
             log.print_tail()
@@ -137,17 +127,17 @@ def _marked(mark: str, text: str) -> list[str]:
 
 
 class _LogPrinter:
-    """Prints the log of a run up to its present end."""
+    """Prints the log of a run, or of its task `task_id`, up to its present end; at first the last `lines`."""
 
-    def __init__(self, run_log: RunLog, run: RunRecord, options: LogOptions) -> None:
+    def __init__(self, run_log: RunLog, run: RunRecord, task_id: str | None, lines: int | None, as_json: bool) -> None:
         self.run_log = run_log
         self.run = run
-        self.task_id = options.task
+        self.task_id = task_id
         self.task_code: int | None = None
         """Exit code of the followed task, once the task has ended."""
         self.is_read = True
-        self._as_json = options.as_json
-        self._tail = None if options.lines is None else deque[str](maxlen=min(options.lines, sys.maxsize))
+        self._as_json = as_json
+        self._tail = None if lines is None else deque[str](maxlen=min(lines, sys.maxsize))
         """The last lines, not printed yet; None if each line is printed at once."""
         self._is_live = False
         self._day = ""

@@ -13,7 +13,7 @@ import click
 from plait.backends.extras import install_command
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED
+from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import apply_log_options, backend_options, log_options, store_option
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import print_note

@@ -1,35 +1,35 @@
-"""The preview of a run that takes over answers: before the run in a line, or with --dry-run task by task; and what a
-person is asked before the run.
+"""What --dry-run prints before a run: its first prompts, calls and cost, or with --like, task by task, which answers it
+takes over, also in a line before the run; and what a person is asked before the run.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from anyio import to_thread
 
-from plait.backends.backend_protocol import Backend, ReusableBackend
-from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
-from plait.backends.specs.build_backend import PersonSpec
 from plait.errors import InvalidRequest
 from plait.runner.cli import run_report
-from plait.runner.cli.command_exits import COMPLETED
-from plait.runner.cli.terminal_output import as_line, print_line, print_note
-from plait.runner.client.backend_set import BackendSet
+from plait.runner.cli.command_line import COMPLETED
+from plait.runner.cli.terminal_output import as_line, print_line, print_note, print_section, print_table
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
+from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
 from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 from plait.runner.views.event_sentences import counted
-from plait.runner.views.view_models import PreviewView, view_json
+from plait.runner.views.view_models import PreviewView
 from plait.statuses import RunStatus, TaskStatus
-from plait.usage import NO_USAGE, cost
+from plait.usage import NO_USAGE, Usage, cost
 
 _WIDEST = max(len(action.value) for action in ReuseAction)
 _WIDEST_RESUME = max(len(action.value) for action in ResumeAction)
 _NAMED = 5
+_PROMPTS = 3
+"""First prompts that are printed."""
+_PROMPT_CHARACTERS = 2_000
 _LISTED = 20
 """Tasks that are not called are listed up to this number; a longer list would hide the other tasks."""
 
@@ -56,6 +56,57 @@ def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) 
         print_line(f"{line} ({last} last time)" if last else line)
     print_line(summarize_reuse(preview))
     return COMPLETED
+
+
+def print_estimate(estimate: RunEstimate, as_json: bool) -> int:
+    """Print the first prompts of a run, its calls and what they will cost, with what was assumed. Return the exit
+    code.
+    """
+    if as_json:
+        run_report.print_json(estimate.as_json())
+        return COMPLETED
+    for task in [task for task in estimate.tasks if task.prompt][:_PROMPTS]:
+        prompt = task.prompt or ""
+        cut = f"\n... {len(prompt):,} characters" if len(prompt) > _PROMPT_CHARACTERS else ""
+        head = f"{as_line(task.task_id)}, the first of {task.calls:,} prompts" if task.calls > 1 else task.task_id
+        print_section(head, prompt[:_PROMPT_CHARACTERS] + cut)
+    rows = [("TASK", "CALLS", "BACKEND", "TOKENS", "COST", "BY")]
+    for task in estimate.tasks:
+        tokens, price, by = "unknown", "unknown", ""
+        if task.usage is not None:
+            tokens, price = _tokens(task.usage), cost(task.usage)
+            by = counted(task.earlier_calls, "earlier call") if task.earlier_calls else "assumption"
+        calls = f"{task.calls:,}" if task.length_is_known else "unknown"
+        rows.append((as_line(task.task_id), calls, as_line(task.backend), tokens, price, by if tokens else ""))
+    print_line("")
+    print_table(rows, 0, [None] * len(rows), frozenset({1, 3, 4}))
+    for line in _summarize_estimate(estimate):
+        print_line(line)
+    return COMPLETED
+
+
+def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
+    is_floor = estimate.grows or any(task.usage is None or not task.length_is_known for task in estimate.tasks)
+    tokens = _tokens(estimate.usage)
+    parts = (counted(estimate.calls, "call"), tokens and f"{tokens} tokens", cost(estimate.usage))
+    yield f"{'at least' if is_floor else 'about'} {', '.join(filter(None, parts))}"
+    if estimate.like is not None and any(task.earlier_calls for task in estimate.tasks):
+        yield f"by earlier calls: the mean of those of run {estimate.like} of {estimate.like_created_at[:10]}"
+    if estimate.is_assumed:
+        yield (
+            f"by assumption: {TOKEN_CHARACTERS} characters for a token, {ANSWER_TOKENS} tokens for an answer, no "
+            "retries, nothing from a provider's cache; a pilot (--limit 5) tells more"
+        )
+    if any(task.usage is None for task in estimate.tasks):
+        yield "unknown: what agents and backends without a price use, until a run of the plan shows it"
+    if not all(task.length_is_known for task in estimate.tasks):
+        yield "unknown: the length of a list that a task answers, or the rounds of a loop, counted as one"
+    if estimate.grows:
+        yield "not counted: tasks that are added during the run"
+
+
+def _tokens(usage: Usage) -> str:
+    return f"{usage.input_tokens:,}+{usage.output_tokens:,}" if usage.input_tokens or usage.output_tokens else ""
 
 
 def summarize_reuse(preview: ReusePreview) -> str:
@@ -118,25 +169,6 @@ def _ask_to_keep() -> bool:
             return False
 
 
-def list_effects(preview: ReusePreview, backend_set: BackendSet, made: Mapping[str, Backend]) -> list[str]:
-    """Return the tasks that would run again although they have effects and completed in the earlier run."""
-    return [
-        step.task_id
-        for step in preview.tasks
-        if (step.action is ReuseAction.RUN or step.runs_if_same)
-        and step.was_completed
-        and (step.at_most_once or _has_effects(step.backend, backend_set, made))
-    ]
-
-
-def _has_effects(name: str, backend_set: BackendSet, made: Mapping[str, Backend]) -> bool:
-    """Return whether a call of the backend may change more than its answer: an agent that may write, a tool."""
-    spec = backend_set.specs.get(name)
-    if isinstance(spec, AgentSpec | PydanticAISpec):
-        return not spec.is_harmless
-    return not isinstance(spec, PersonSpec) and not isinstance(made.get(name), ReusableBackend)
-
-
 def require_again(preview: ReusePreview, effects: Sequence[str]) -> None:
     """Raise InvalidRequest if there are tasks with `effects`: a person has to allow that they run again."""
     if effects:
@@ -159,7 +191,7 @@ def print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> 
     }
     preview = replace(preview, tasks=steps)
     if as_json:
-        run_report.print_json(view_json(PreviewView.of(preview)))
+        run_report.print_json(PreviewView.of(preview))
         return COMPLETED
     shown = list(preview.tasks.values())
     others = [step for step in shown if not _is_kept(step)]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import click
 
 from plait.errors import InvalidRequest
-from plait.json_form import JsonInput, JsonValue
-from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.command_options import (
     OutputOptions,
@@ -37,30 +34,23 @@ from plait.runner.cli.preview_report import print_resume
 from plait.runner.cli.run_report import FinishedRun
 from plait.runner.cli.terminal_output import print_note, redirect_prints
 from plait.runner.cli.waiting_questions import print_watch_notice
-from plait.runner.client.backend_set import BackendOptions, backend_set_of_file
-from plait.runner.client.fork_run import repaired_prompts
 from plait.runner.client.store_place import AnyStore, existing_store, find_newest_resumable, find_run, read_only_store
 from plait.runner.client.trusted_backends import (
     FileOptions,
     StoredBackends,
     TrustedBackends,
-    select_backends,
-    statuses_after_resume,
+    plan_changes,
+    repaired_prompts,
 )
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.plan import Plan, PlanError
-from plait.runner.plan.plan_file import load_plan_of_run
-from plait.runner.policies.follow_ups import FOLLOWS
+from plait.runner.plan import PlanError
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.runner.policies.step_workflow import Workflow
 from plait.runner.recovery.resume import ResumeOptions
-from plait.runner.state.codec import decode_dag, decode_task
-from plait.runner.state.stored_run import StoredPolicy, ended_result, needs_no_work
+from plait.runner.state.stored_run import StoredPolicy, StoredRun, ended_result, needs_no_work
 from plait.statuses import RunStatus
-from plait.task import MODEL_SETTINGS, Task
 
 
 @click.command("resume")
@@ -98,18 +88,19 @@ async def _preview(name: str | None, files: FileOptions, options: OutputOptions,
     """Print the action of a resume for each task. Return the exit code."""
     assert options.store is not None
     async with read_only_store(options.store) as store:
-        record = await _find(store, name, retry_failed)
-        tasks = await store.list_tasks(record.run_id)
-        print_watch_notice(record)
         trusted = TrustedBackends(store, files, note=print_note)
-        preview = await trusted.runs().preview(record.run_id, retry_failed=retry_failed)
+        runs = trusted.runs()
+        record = await _find(store, name, retry_failed)
+        run = await runs.read(record.run_id, record)
+        print_watch_notice(record)
+        preview = await runs.preview_read(run, retry_failed=retry_failed)
         stored = trusted.of(record)
-        prompts = _repaired_prompts(record, tasks, stored) if retry_failed and not preview.ended else {}
+        prompts = repaired_prompts(run, stored) if retry_failed and not preview.ended else {}
         code = print_resume(preview, prompts, options.as_json)
         if not preview.ended and not await is_to_be_cancelled(store, record):
             try:
-                select_backends(record, decode_dag(record, tasks), tasks, stored, retry_failed=retry_failed)
-                _print_plan_changes(record, tasks, stored, prompts)
+                stored.needed(run, retry_failed=retry_failed)
+                _print_plan_changes(run, stored, prompts)
             except InvalidRequest as fault:
                 raise InvalidRequest(f"a resume would be refused: {fault}") from None
         return code
@@ -119,38 +110,27 @@ async def _resume(name: str | None, files: FileOptions, options: OutputOptions, 
     """Resume a run. Return the exit code."""
     assert options.store is not None
     async with existing_store(options.store) as store:
-        record = await _find(store, name, retry_failed)
-        led_by = StoredPolicy.of(record)
-        if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
-            options = replace(options, result_of=ANSWER_ID)
         trusted = TrustedBackends(store, files, note=print_note, concurrency=options.concurrency, strict=options.strict)
         runs = trusted.runs()
-        run = await runs.read(record.run_id)
-        dag, tasks = run.state.dag, run.tasks
+        record = await _find(store, name, retry_failed)
+        run = await runs.read(record.run_id, record)
+        dag, led_by = run.state.dag, StoredPolicy.of(record)
+        if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
+            options = replace(options, result_of=ANSWER_ID)
         if needs_no_work(run, retry_failed):
             return _print_ended(ended_result(run), dag, options)
         stored = None if await is_to_be_cancelled(store, record) else trusted.of(record)
-        prompts = {} if stored is None or not retry_failed else _repaired_prompts(record, tasks, stored)
-        statuses = statuses_after_resume(dag, tasks, retry_failed=retry_failed)
+        prompts = repaired_prompts(run, stored) if stored is not None and retry_failed else {}
         async with runs.open(run, ResumeOptions(retry_failed, prompts=prompts)) as (continued, chosen):
             if stored is not None:
-                _print_plan_changes(record, tasks, stored, prompts)
+                _print_plan_changes(run, stored, prompts)
+            after = run.statuses_of_resume(retry_failed=retry_failed)
+            statuses = {task.id: status for task, status in zip(dag, after, strict=True)}
             return await follow_run(continued, dag, replace(options, concurrency=chosen.concurrency), store, statuses)
 
 
 async def _find(store: AnyStore, name: str | None, retry_failed: bool) -> RunRecord:
     return await (find_newest_resumable(store, retry_failed) if name is None else find_run(store, name))
-
-
-def _repaired_prompts(record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends) -> dict[str, str]:
-    """Return the prompts of failed tasks that differ in the plan file of the caller, if there is one. Raises PlanError,
-    InvalidRequest.
-    """
-    settings = json.loads(record.settings)
-    if stored.files.plan is None or stored.plan is None or settings.get("posted") or settings.get("plan") is None:
-        return {}
-    plan = load_plan_of_run(stored.plan, settings.get("inputs", {})).fitted_to(stored.read_specs(), stored.default)
-    return repaired_prompts(plan.dag, tasks)
 
 
 def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
@@ -167,21 +147,12 @@ def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
 
 
 _NAMED = 5
-_FIELDS = {
-    **{name: name for name in ("prompt", "backend", "continues", "failure_mode", "retry", "timeout", "output_schema")},
-    **{name: name for name in ("weight", "for_each", "at_most_once", "metadata", "when", *MODEL_SETTINGS)},
-    **{name: name for name in ("files", "cache")},
-    "adds_tasks": "output",
-}
-"""Fields of a task, with their names in a plan file."""
 _STORED_COUNTS = "a resume runs the stored plan"
 
 
-def _print_plan_changes(
-    record: RunRecord, tasks: Sequence[TaskRecord], stored: StoredBackends, taken: Collection[str] = ()
-) -> None:
+def _print_plan_changes(run: StoredRun, stored: StoredBackends, taken: Collection[str] = ()) -> None:
     """Print the changes of the plan file that a resume ignores, because the stored run counts; the prompts of the tasks
-    in `taken` count. Values of inputs are not compared, as --set may have given them.
+    in `taken` count.
     """
     if taken:
         print_note(f"taking the prompts of {', '.join(taken)} from {stored.plan} for this run")
@@ -192,7 +163,7 @@ def _print_plan_changes(
         return
     try:
         ignored = {f"tasks.{task_id}.prompt" for task_id in taken}
-        changed = [one for one in _list_changes(path, stored, record, tasks) if one not in ignored]
+        changed = [key for key in plan_changes(run, stored, path) if key not in ignored]
     except (PlanError, InvalidRequest):
         print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")
         return
@@ -201,53 +172,3 @@ def _print_plan_changes(
         named = ", ".join([*changed[:_NAMED], *more])
         hint = "; --backends FILE takes backends from a file" if changed[0].startswith("backends.") else ""
         print_note(f"the plan file has changed since this run was stored ({named}); {_STORED_COUNTS}{hint}")
-
-
-def _list_changes(path: Path, stored: StoredBackends, record: RunRecord, tasks: Sequence[TaskRecord]) -> Iterator[str]:
-    settings, led_by = json.loads(record.settings), StoredPolicy.of(record)
-    if settings.get("posted") or settings.get("plan") is None:
-        yield from stored.changed_options(
-            backend_set_of_file(path, BackendOptions()).specs
-        )  # its tasks did not come from the file
-        return
-    plan = load_plan_of_run(path, settings.get("inputs", {})).fitted_to(stored.read_specs(), stored.default)
-    yield from stored.changed_options(plan.backends)
-    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
-    if default is not None and default != stored.default:
-        yield "defaults.backend"
-    now = None if plan.policy is None else StoredPolicy(plan.policy.kind, _as_stored(plan.policy.settings()))
-    if (kind := _given_by(now)) != _given_by(led_by):
-        yield kind
-    elif kind == "tasks":
-        yield from _changed_tasks(plan, tasks)
-    if (None if plan.dag.growth is None else asdict(plan.dag.growth)) != settings.get("growth"):
-        yield "growth"
-    if now != led_by and kind == _given_by(led_by):
-        yield "follow_ups" if kind == "tasks" else kind
-
-
-def _given_by(policy: StoredPolicy | None) -> str:
-    """Return the key of a plan that gives the tasks of a run with `policy`."""
-    kinds = {OrchestratorPolicy.kind: "orchestrate", Workflow.kind: "workflow"}
-    return "tasks" if policy is None else kinds.get(policy.kind, "tasks")
-
-
-def _as_stored(settings: Mapping[str, JsonInput]) -> dict[str, JsonValue]:
-    return cast("dict[str, JsonValue]", json.loads(json.dumps(settings)))
-
-
-def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
-    given = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
-    given = {name: task for name, task in given.items() if FOLLOWS not in task.metadata}
-    for task in plan.dag:
-        before = given.pop(task.id, None)
-        yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)
-    yield from (f"tasks.{name}" for name in given)
-
-
-def _changed_fields(before: Task, now: Task) -> Iterator[str]:
-    if list(before.depends_on) != list(now.depends_on):
-        yield f"tasks.{now.id}.depends_on"
-    for field, name in _FIELDS.items():
-        if getattr(before, field) != getattr(now, field):
-            yield f"tasks.{now.id}.{name}"

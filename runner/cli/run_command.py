@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import Any
 import anyio
 import click
 
-from plait.backends.specs.build_backend import LocalSpec
-from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import COMPLETED
+from plait.errors import InvalidRequest, RunNotFound
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
     backend_options,
+    command_line,
     complete,
     concurrency_option,
     hosts_option,
@@ -33,29 +33,30 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import (
     keep_or_ask_again,
-    list_effects,
+    print_estimate,
     print_reuse,
     require_again,
     summarize_reuse,
     tell_paid_again,
 )
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import print_line, print_note, redirect_prints
+from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
 from plait.runner.client.backend_set import (
     BackendOptions,
     BackendSet,
     backend_set_of_plan,
     queue_run,
-    required_backends,
 )
+from plait.runner.client.create_run import new_run
+from plait.runner.client.run_estimate import estimate_run
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, is_utf8, open_store
 from plait.runner.client.trusted_backends import backends_of_file_only
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-
-_LOCAL_ANSWER = 512  # tokens
+from plait.runner.state.stored_run import stored_run
+from plait.runner.views.event_sentences import counted
 
 
 @click.command("run")
@@ -89,7 +90,18 @@ _LOCAL_ANSWER = 512  # tokens
     help="With --like: keep the answers that persons gave to unchanged questions, or ask again. Default: the "
     "command asks at a terminal; without a terminal the questions are asked again.",
 )
-@click.option("--dry-run", is_flag=True, help="With --like: only print what each task would do, with its reason.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only print the first prompts, the number of calls and what they will cost; with --like what each task would "
+    "do, with its reason.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A pilot: go over the first N rows of each list only. --like takes the answers over into the whole run.",
+)
 @click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it.")
 @click.option(
     "--key", metavar="TEXT", help="With --queue: store one run only, however often the same plan is stored with TEXT."
@@ -114,37 +126,59 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
         raise InvalidRequest(
             "--strict ends the run if the store fails, and --no-store uses none; leave one of them out"
         )
-    loaded = _plan_or_goal(plan, goal, inputs)
+    limit = options["limit"]
+    loaded = _plan_or_goal(plan, goal, inputs, limit)
+    if limit is not None and not options["quiet"]:
+        print_note(_describe_pilot(loaded, limit, None if options["no_store"] else options["store_path"]))
     chosen = BackendOptions(options["backend"], options["model"], options["base_url"])
     backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])
     if goal is not None:
-        backend_set = _with_long_answers(backend_set)
-    like = {name: options[name] for name in ("fresh", "again", "keep_answers", "dry_run")}
+        backend_set = backend_set.with_long_answers()
+    like = {name: options[name] for name in ("fresh", "again", "keep_answers")}
     if options["like"] is None and (any(like.values()) or like["keep_answers"] is not None):
-        raise click.UsageError("--fresh, --again, --keep-answers, --ask-again and --dry-run go with --like RUN")
+        raise click.UsageError("--fresh, --again, --keep-answers and --ask-again go with --like RUN")
     if options["like"] is not None and options["no_store"]:
         raise InvalidRequest("--like takes answers from the store; leave --no-store out")
+    if options["dry_run"] and options["queue"]:
+        raise click.UsageError("--dry-run stores nothing; leave --queue out")
     if options["queue"]:
         if options["like"] is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
             raise click.UsageError("--queue only stores the run; leave --like, --no-store, --strict and --hosts out")
         concurrency = options["concurrency"] or loaded.concurrency or backend_set.concurrency()
         place, key = options["store_path"], options["key"]
-        return anyio.run(queue_and_print, loaded, backend_set, concurrency, key, place, options["as_json"])
+        queue = partial(_queue, loaded, backend_set, concurrency, key=key, place=place, as_json=options["as_json"])
+        return anyio.run(queue)
     if options["key"] is not None:
         raise click.UsageError("--key goes with --queue")
+    output = OutputOptions.of(options)
     with redirect_prints():
-        return anyio.run(partial(_run_plan, loaded, backend_set, OutputOptions.of(options), options["like"], **like))
+        if options["dry_run"] and options["like"] is None:
+            return anyio.run(_estimate, loaded, backend_set, output)
+        run = partial(_run_plan, loaded, backend_set, output, options["like"], dry_run=options["dry_run"], **like)
+        return anyio.run(run)
 
 
-def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str]) -> Plan:
+def _describe_pilot(plan: Plan, limit: int, store: StorePlace | None) -> str:
+    """Return which rows a pilot takes, and how the whole run takes its answers over from the store."""
+    parts = [f"{limit:,} of the {length:,} rows of {as_line(name)}" for name, length in plan.lengths.items()]
+    if any(task.for_each is not None for task in plan.dag):
+        parts.append(f"the first {limit:,} elements of each list that a task answers")
+    if not parts:
+        return f"pilot: no list of the plan has more than {counted(limit, 'row')}, so this is the whole run"
+    whole = command_line(store, "run", str(plan.path) if plan.path.is_file() else "-", "--like", "last")
+    then = "" if store is None else f"; then {whole} takes these answers over into the whole run"
+    return f"pilot: {', '.join(parts)}{then}"
+
+
+def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str], limit: int | None) -> Plan:
     """Return the plan in the file, or the plan whose only contents are the goal. Raises PlanError."""
     if (plan is None) == (goal is None):
         raise click.UsageError("give either a plan file (- for standard input) or --goal TEXT")
     if plan is not None:
-        return read_plan(plan, inputs)
+        return read_plan(plan, inputs, limit=limit)
     assert goal is not None
-    if inputs:
-        raise click.UsageError("--set is for the inputs of a plan; --goal has none")
+    if inputs or limit is not None:
+        raise click.UsageError("--set and --limit are for the inputs of a plan; --goal has none")
     if not is_utf8(goal):
         raise click.BadParameter("the goal is not text in UTF-8")
     if not goal.strip():
@@ -154,13 +188,25 @@ def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str]) -
     return Plan(dag.name, dag, policy=policy)
 
 
-def _with_long_answers(backend_set: BackendSet) -> BackendSet:
-    """Return the backends, a small model on this machine with room for a plan: it stops late."""
-    specs = {
-        name: spec.model_copy(update={"max_tokens": _LOCAL_ANSWER}) if isinstance(spec, LocalSpec) else spec
-        for name, spec in backend_set.specs.items()
-    }
-    return replace(backend_set, specs=specs)
+async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions) -> int:
+    """Print what a run of `plan` would ask and cost, by the last run of the plan if there is one. Return the exit
+    code.
+    """
+    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    place = options.store
+    is_there = place is not None and not (isinstance(place, Path) and not place.exists())
+    store = open_store(place, "read") if place is not None and is_there else None
+    async with (
+        backend_set.options_for(plan.dag, plan.policy, None, concurrency=options.concurrency) as config,
+        store or nullcontext(),
+    ):
+        earlier = None
+        if store is not None:
+            with suppress(RunNotFound):
+                last = await find_run(store, "last", RunsOfPlan(plan.name, backend_set.plan))
+                earlier = await stored_run(store, last.run_id)
+        estimate = await estimate_run(config, plan.dag, earlier, grows=plan.policy is not None)
+    return print_estimate(estimate, options.as_json)
 
 
 async def _run_plan(
@@ -178,32 +224,35 @@ async def _run_plan(
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     if isinstance(plan.policy, OrchestratorPolicy):
         options = replace(options, result_of=ANSWER_ID)
-    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     store = None
     if options.store is not None:
         store = open_store(options.store, "create" if like is None else "read" if dry_run else "existing")
+    concurrency = options.concurrency or plan.concurrency
     # The store is opened last, so that a missing backend leaves no empty store behind.
-    async with backend_set.open(names) as made, store or nullcontext():
-        concurrency = options.concurrency or plan.concurrency or backend_set.concurrency()
-        chosen = backend_set.options(made, store=store, concurrency=concurrency, strict=options.strict)
-        runs = Runs(chosen)
+    async with (
+        backend_set.options_for(plan.dag, plan.policy, store, concurrency=concurrency, strict=options.strict) as config,
+        store or nullcontext(),
+    ):
         preview = None
         if like is not None and store is not None:
-            earlier = (await find_run(store, like, RunsOfPlan(plan.name, backend_set.plan))).run_id
-            look = partial(runs.preview_like, plan.dag, earlier, fresh=fresh, policy=plan.policy)
+            earlier = await find_run(store, like, RunsOfPlan(plan.name, backend_set.plan))
+            look = partial(
+                Runs(config).preview_like, plan.dag, earlier.run_id, fresh=fresh, policy=plan.policy, record=earlier
+            )
             preview = await look(keep_answers=keep_answers is not False)
             if keep_answers is None:
                 keep_answers = not dry_run and not options.quiet and await keep_or_ask_again(preview)
                 if not keep_answers and any(step.keeps_answer for step in preview.tasks):
                     preview = await look(keep_answers=False)
-            effects = [] if again else list_effects(preview, backend_set, made)
+            effects = [] if again else backend_set.effects(preview, config.backends)
             if dry_run:
                 return print_reuse(preview, effects, options.as_json)
             require_again(preview, effects)
             told = tell_paid_again(preview) if options.quiet else summarize_reuse(preview)
             if told is not None:
                 print_note(told)
-        run = runs.begin(
+        run = new_run(
+            config,
             plan.dag,
             settings=backend_set.settings(),
             policy=plan.policy,
@@ -214,8 +263,8 @@ async def _run_plan(
         return await follow_run(run, plan.dag, options, store)
 
 
-async def queue_and_print(
-    plan: Plan, backend_set: BackendSet, concurrency: int | None, key: str | None, place: StorePlace, as_json: bool
+async def _queue(
+    plan: Plan, backend_set: BackendSet, concurrency: int | None, *, key: str | None, place: StorePlace, as_json: bool
 ) -> int:
     """Store a queued run of `plan`, and print its id. Return the exit code."""
     async with open_store(place) as store:

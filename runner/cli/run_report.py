@@ -6,13 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import islice
 from typing import Any
 
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
-from plait.json_form import JsonValue
-from plait.runner.cli import command_exits
+from plait.json_form import JsonValue, to_json
+from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, STORE, WAITING
 from plait.runner.cli.command_options import command_line
 from plait.runner.cli.terminal_output import (
     as_line,
@@ -29,9 +29,8 @@ from plait.runner.client.store_place import StorePlace
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
 from plait.runner.policies.goal_policy import Loop, Stop
-from plait.runner.state.codec import to_json
 from plait.runner.views.event_sentences import counted, named_tasks, seconds, tokens
-from plait.runner.views.view_models import LoopView, QuestionView, usage_fields
+from plait.runner.views.view_models import LoopView, QuestionView, usage_fields, view_json
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost, lacks_price, token_parts
 
@@ -43,13 +42,13 @@ WHY_STOPPED: Mapping[str | None, str] = {
     Stop.NO_PROGRESS: "no further progress was made",
 }
 _MOST_QUESTIONS = 5
-_PIECE = 1 << 16  # characters
+_PIECE = 1 << 14  # characters
 _PIECES = 64
 """Pieces that are written at once."""
 EXIT_CODES = {
-    RunStatus.COMPLETED: command_exits.COMPLETED,
-    RunStatus.FAILED: command_exits.FAILED,
-    RunStatus.WAITING_INPUT: command_exits.WAITING,
+    RunStatus.COMPLETED: COMPLETED,
+    RunStatus.FAILED: FAILED,
+    RunStatus.WAITING_INPUT: WAITING,
 }
 
 
@@ -84,8 +83,8 @@ def as_stored(result: RunResult) -> RunResult:
 def exit_code(result: RunResult) -> int:
     """Return the exit code of the command for the result of a run."""
     if any(one.lost for one in result.degraded):
-        return command_exits.STORE
-    return EXIT_CODES.get(result.status, command_exits.CANCELLED)
+        return STORE
+    return EXIT_CODES.get(result.status, CANCELLED)
 
 
 def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
@@ -93,7 +92,7 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     output. Unchanged for a file, escaped for a terminal.
     """
     fit = visible if output().isatty() else without_controls
-    finals = [task for task in _final_tasks(dag, result) if task.status is TaskStatus.COMPLETED]
+    finals = [task for one in dag.finals if (task := result[one.id]).status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]
     for task in finals:
         head = f"== {task.id} ==\n" if len(finals) > 1 else ""
@@ -128,17 +127,21 @@ def print_result_json(ending: FinishedRun, store: StorePlace | None) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on standard output, in ASCII, so that no character acts on a terminal. Printed in pieces, because a
-    result may have hundreds of megabytes.
+    """Print a value of JSON and views on standard output, in ASCII, so that no character acts on a terminal. Printed in
+    pieces, because a result may have hundreds of megabytes; a view becomes JSON when its turn comes.
     """
-    waiting: list[str] = []
-    for part in chain(json.JSONEncoder(indent=2).iterencode(value), "\n"):
-        for start in range(0, len(part), _PIECE):
-            waiting.append(part[start : start + _PIECE].replace("\x7f", "\\u007f"))
-            if len(waiting) == _PIECES:
-                write(output(), "".join(waiting))
-                waiting.clear()
-    write(output(), "".join(waiting))
+
+    def pieces() -> Iterator[str]:
+        for part in json.JSONEncoder(indent=2, default=view_json).iterencode(value):
+            if len(part) <= _PIECE:
+                yield part
+            else:
+                yield from (part[start : start + _PIECE] for start in range(0, len(part), _PIECE))
+        yield "\n"
+
+    written = pieces()
+    while batch := list(islice(written, _PIECES)):
+        write(output(), "".join(batch).replace("\x7f", "\\u007f"))
 
 
 def _task_json(task: TaskResult) -> dict[str, Any]:
@@ -206,16 +209,12 @@ def _summary_parts(ending: FinishedRun) -> Iterator[str]:
     if result.blocked:
         yield f"{len(result.blocked):,} blocked"
     usage = result.usage
-    used = tokens(usage.input_tokens, usage.output_tokens)
-    if used:
-        yield f"{used} tokens"
-    if paid := cost(usage):
-        yield paid
+    yield from filter(None, (tokens(usage, " tokens"), cost(usage)))
 
 
 def _goal(policy_state: JsonValue) -> Iterator[str]:
     """Yield how far an orchestrator came, and why it stopped, from the last state of the run's policy."""
-    if (loop := Loop.found_in(policy_state)) is not None:
+    if policy_state is not None and (loop := Loop.found_in(policy_state)) is not None:
         yield f"  goal      {LoopView.of(loop).description}"
         if loop.stopped is not None:
             yield f"  stopped   {WHY_STOPPED[loop.stopped]}"
@@ -285,15 +284,9 @@ def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[t
 
 def _continuable_task(dag: DAG, result: RunResult) -> str | None:
     """Return the last completed task with a session, final tasks first; None without sessions."""
-    finals = _final_tasks(dag, result)
+    finals = [result[task.id] for task in dag.finals]
     for tasks in (finals, list(result.tasks.values())):
         for task in reversed(tasks):
             if task.status is TaskStatus.COMPLETED and task.session_id is not None:
                 return task.id
     return None
-
-
-def _final_tasks(dag: DAG, result: RunResult) -> list[TaskResult]:
-    """Return the tasks without dependents, except tasks that add tasks: the added tasks are the result."""
-    pairs = zip(dag.tasks, dag.dependents, strict=True)
-    return [result[task.id] for task, after in pairs if not after and not task.adds_tasks]

@@ -13,10 +13,11 @@ import anyio
 import click
 
 from plait.backends.backend_protocol import Backend
+from plait.backends.command_backend import CommandBackend
 from plait.backends.extras import install_command
 from plait.errors import InvalidRequest, PlaitError, RunOwned
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED
+from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import (
     Seconds,
     apply_log_options,
@@ -29,11 +30,12 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
-from plait.runner.client.runs import CANCEL_GRACE_SECONDS, Runs
+from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, open_store
 from plait.runner.client.trusted_backends import TrustedBackends
-from plait.runner.serving.server_token import listen, make_access, token_file, url_of
-from plait.runner.views.read_views import shown_status
+from plait.runner.engine.lease import shown_status
+from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS
+from plait.runner.serving.server_token import listen, server_access, url_of
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
@@ -119,12 +121,14 @@ async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
             open_store(options["store_path"]) as store,
             _make_runs(backend_set, made, store, options) as runs,
         ):
+            for backend in made.values():
+                if isinstance(backend, CommandBackend):
+                    backend.only_allowed = True
             settings = {**backend_set.settings(), "posted": True}
             specs = backend_set.specs
             served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options["queues"])
             url = url_of(options["host"], listening.getsockname()[1])
-            access = make_access(options["store_path"], url, store.files_root)
-            with token_file(access):
+            with server_access(options["store_path"], url, store.files_root) as access:
                 if options["as_json"]:
                     # One line, for the program that waits.
                     print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))

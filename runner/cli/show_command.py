@@ -6,8 +6,8 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,7 +17,7 @@ import click
 from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
 from plait.runner.cli.run_report import WHY_STOPPED, print_json
 from plait.runner.cli.terminal_output import (
@@ -30,18 +30,17 @@ from plait.runner.cli.terminal_output import (
     visible,
 )
 from plait.runner.cli.waiting_questions import answering_command, list_waiting, question_facts
-from plait.runner.client.backend_set import stores_backends
-from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
+from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store, stores_backends
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
+from plait.runner.engine.lease import shown_status
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
-from plait.runner.views.event_sentences import counted, seconds, throttling, tokens
+from plait.runner.views.event_sentences import counted, seconds, spent_cells, throttling, tokens
 from plait.runner.views.read_views import (
     find_adders,
     run_detail,
     run_view,
-    shown_status,
     task_detail_of,
     task_views,
     throttled_backends,
@@ -49,7 +48,7 @@ from plait.runner.views.read_views import (
 from plait.runner.views.run_differences import cut_offs
 from plait.runner.views.view_models import AttemptView, QuestionView, TaskDetail, TaskView, view_json
 from plait.statuses import RunStatus, TaskStatus
-from plait.usage import NO_USAGE, Usage, cost, token_parts
+from plait.usage import NO_USAGE, Usage, token_parts
 
 _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
@@ -58,7 +57,6 @@ _SETTINGS = ("model", "temperature")
 @click.command("show")
 @run_argument
 @click.argument("task", required=False, shell_complete=complete)
-@click.option("--events", is_flag=True, hidden=True)
 @click.option(
     "--status",
     "statuses",
@@ -74,45 +72,16 @@ _SETTINGS = ("model", "temperature")
 )
 @store_option
 @json_option
-def show_command(run: str, task: str | None, events: bool, store_path: StorePlace, as_json: bool, **chosen: Any) -> int:
+def show_command(run: str, task: str | None, store_path: StorePlace, as_json: bool, **chosen: Any) -> int:
     """Show RUN with its tasks, or TASK in RUN with its prompt, conversation, result and attempts. More than ten parts
     of a `for_each` are shown as a group, with the failed parts and those that ask.
     """
-    choice = TaskChoice(frozenset(map(TaskStatus, chosen["statuses"])), chosen["pattern"])
-    if events:
-        raise click.UsageError("`plait show --events` is now `plait log`")
-    if task is not None and choice.is_given:
+    statuses, pattern = frozenset(map(TaskStatus, chosen["statuses"])), chosen["pattern"]
+    if task is not None and (statuses or pattern is not None):
         raise click.UsageError("--status and --task choose tasks of a whole run; leave TASK out")
     if task is not None:
-        return anyio.run(show_task, store_path, run, task, as_json)
-    return anyio.run(show_run, store_path, run, as_json, choice)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskChoice:
-    """Which tasks of a run are shown."""
-
-    statuses: frozenset[TaskStatus] = frozenset()
-    """Statuses to show; empty for all."""
-    pattern: str | None = None
-    """Pattern of the ids, as of a shell; None for all."""
-
-    @property
-    def is_given(self) -> bool:
-        """Whether tasks are chosen at all."""
-        return bool(self.statuses) or self.pattern is not None
-
-    def of(self, tasks: Mapping[str, TaskView]) -> dict[str, TaskView]:
-        """Return the chosen tasks."""
-        return {
-            task_id: task
-            for task_id, task in tasks.items()
-            if (not self.statuses or task.status in self.statuses)
-            and (self.pattern is None or fnmatchcase(task_id, self.pattern))
-        }
-
-
-ALL_TASKS = TaskChoice()
+        return anyio.run(_show_task, store_path, run, task, as_json)
+    return anyio.run(_show_run, store_path, run, as_json, statuses, pattern)
 
 
 _LONGEST_ERROR = 120
@@ -121,27 +90,36 @@ _MOST_NAMED = 10  # failed parts of a group
 _URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT)
 
 
-async def show_run(path: StorePlace, word: str, as_json: bool, choice: TaskChoice = ALL_TASKS) -> int:
-    """Print the run that `word` names, with its tasks; return the exit code."""
+async def _show_run(
+    path: StorePlace, word: str, as_json: bool, statuses: Collection[TaskStatus], pattern: str | None
+) -> int:
+    """Print the run that `word` names, with its tasks in one of `statuses`, whose ids fit `pattern`, if given."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
         views = await task_views(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
-        reused = await _list_reused(store, run)
+        is_reuse = ReuseFrom.of_settings(json.loads(run.settings)) is not None
+        attempts = await store.list_attempts(run.run_id) if is_reuse else ()
+        reused = [one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))]
         cut_off = await cut_offs(store, run.run_id) if reused else []
-    shown_tasks = choice.of(views)
+    shown_tasks = {
+        task.task_id: task
+        for task in views.values()
+        if (not statuses or task.status in statuses) and (pattern is None or fnmatchcase(task.task_id, pattern))
+    }
     if as_json:
-        del tasks, views  # a large run would be held three times
-        shown = run_detail(run, shown_tasks, throttled)
-        print_json({**view_json(shown), "settings": json.loads(run.settings)})
+        del tasks, views  # a large run would be held twice
+        shown = view_json(run_detail(run, throttled=throttled))
+        print_json({**shown, "tasks": list(shown_tasks.values()), "settings": json.loads(run.settings)})
         return COMPLETED
     _print_run(run, tasks, throttled, (reused, cut_off))
-    if choice.is_given and not shown_tasks:
-        print_line("no task matches")
+    is_whole = not statuses and pattern is None
+    if shown_tasks or is_whole:
+        _print_tasks(shown_tasks, added, folded=is_whole)
     else:
-        _print_tasks(shown_tasks, added, folded=not choice.is_given)
+        print_line("no task matches")
     next_commands: list[str] = []
     if any(task.status is TaskStatus.WAITING_INPUT for task in views.values()):
         next_commands.append("answer")
@@ -204,23 +182,11 @@ def _group_row(name: str, parts: Sequence[TaskView]) -> tuple[str, ...]:
         f"{len(parts):,} parts",
         str(sum(part.attempts for part in parts) or ""),
         "",
-        tokens(usage.input_tokens, usage.output_tokens),
-        "unknown" if usage.cost_is_unknown else cost(usage),
+        *spent_cells(usage),
         "; ".join(
             [", ".join(f"{counts[one]:,} {one.value.replace('_', ' ')}" for one in TaskStatus if counts[one]), *why]
         ),
     )
-
-
-def _shortened(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:_MOST_NAMED])}{', ...' if len(names) > _MOST_NAMED else ''}"
-
-
-async def _list_reused(store: Store, run: RunRecord) -> list[str]:
-    """Return the tasks with an answer of an earlier run."""
-    if ReuseFrom.of_settings(json.loads(run.settings)) is None:
-        return []
-    return [one.task_id for one in await store.list_attempts(run.run_id) if one.backend.startswith((REUSED, KEPT))]
 
 
 def _print_run(
@@ -246,7 +212,8 @@ def _print_run(
     _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
     _print_field("parent", _parent(settings))
     _print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
-    _print_field("cut off", f"same answer: cut off at {_shortened(cut_off)}" if cut_off else None)
+    more = ", ..." if len(cut_off) > _MOST_NAMED else ""
+    _print_field("cut off", f"same answer: cut off at {', '.join(cut_off[:_MOST_NAMED])}{more}" if cut_off else None)
     key = settings.get("key")
     _print_field("key", key if isinstance(key, str) else None)
     _print_field("created", run.created_at)
@@ -274,13 +241,13 @@ def _parent(settings: Mapping[str, Any]) -> str | None:
 
 
 def _print_tokens(usage: Usage) -> None:
-    used, parts = tokens(usage.input_tokens, usage.output_tokens), token_parts(usage)
+    used, parts = tokens(usage), token_parts(usage)
     _print_field("tokens", f"{used} ({parts})" if parts else used)
 
 
 def _print_cost(usage: Usage) -> None:
     named = f" for model {usage.model}" if usage.cost_is_unknown and usage.model else ""
-    _print_field("cost", cost(usage).removeprefix("cost ") + named)
+    _print_field("cost", spent_cells(usage)[1] + named)
 
 
 def _describe_progress(run: RunRecord) -> str:
@@ -296,41 +263,35 @@ def _print_field(name: str, value: str | None) -> None:
 
 
 def _task_row(task: TaskView) -> tuple[str, ...]:
-    error = f"{task.error_kind}: {task.error}" if task.error_kind else ""
-    error = error if task.question is None else f"asks: {task.question}"
+    error = _error(task) if task.question is None else f"asks: {task.question}"
+    why = "" if task.waits is None else as_line(_own_reason(task.waits))
+    note = "; ".join(filter(None, (as_line(error, _LONGEST_ERROR), why)))
     return (
         as_line(task.task_id),
         task.status.value,
         str(task.attempts or ""),
         seconds(task.duration_s),
-        tokens(task.usage.input_tokens, task.usage.output_tokens),
-        "unknown" if task.usage.cost_is_unknown else cost(task.usage),
-        "the stored result is damaged" if task.damaged else "; ".join(filter(None, _notes(task, error))),
+        *spent_cells(task.usage),
+        "the stored result is damaged" if task.damaged else note,
     )
 
 
-def _notes(task: TaskView, error: str) -> tuple[str, str]:
-    """Return the error or question of a task, and the reason for which the task is not running, unless it is that of
-    the whole run.
-    """
-    return as_line(error, _LONGEST_ERROR), "" if task.waits is None else as_line(_own_reason(task.waits))
-
-
 def _own_reason(waits: WaitReason) -> str:
+    """Return the reason for which a task is not running, unless it is that of the whole run, or its question."""
     if waits.kind is WaitKind.OWNER_DEAD:
         return "" if waits.until is None else f"retry at {clock_time(parse_time(waits.until), time.time())}"
     return "" if waits.kind is WaitKind.QUESTION else waits.text
 
 
-async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:
-    """Print a task: its prompt, conversation, result and attempts. Return the exit code."""
+async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:
+    """Print a task: its prompt, conversation, result and attempts."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
         task, messages = await _read_task(store, run, task_id)
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)
         detail = await task_detail_of(store, run, task, messages, time.time())
     if as_json:
-        print_json(view_json(detail))
+        print_json(detail)
         return COMPLETED
     attempts = detail.history
     _print_task(detail)
@@ -344,7 +305,8 @@ async def show_task(path: StorePlace, word: str, task_id: str, as_json: bool) ->
         is_last_prompt = message.role == "user" and message.attempt == attempts[-1].attempt
         whose = "" if is_last_prompt else _message_note(message, failed)
         print_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
-    _print_answers(detail)
+    for answered in detail.answers:
+        print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
     _print_question(detail, [one for one in waiting if one.task_id == task_id], path)
     _print_task_result(detail)
     _print_attempts(attempts)
@@ -368,12 +330,6 @@ async def _read_task(store: Store, run: RunRecord, task_id: str) -> tuple[TaskRe
         if (len(one.content), hash(one.content)) == result:
             return replace(task, text=one.content), messages
     return await find_task(store, run, task_id), messages
-
-
-def _print_answers(task: TaskView) -> None:
-    """Print the answers to the questions of a task, each with its source."""
-    for answered in task.answers:
-        print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
 
 
 def _print_question(task: TaskView, waiting: Sequence[QuestionView], path: StorePlace) -> None:
@@ -417,10 +373,10 @@ def _print_task(task: TaskDetail) -> None:
     _print_field("time", seconds(task.duration_s))
     _print_tokens(task.usage)
     later = [one for one in task.messages if one.attempt == 0]
-    if used := tokens(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)):
+    if used := tokens(Usage(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later))):
         print_line(f"{'':<9} and {used} in turns after the run, not included above")
     _print_cost(task.usage)
-    _print_field("error", f"{task.error_kind}: {task.error}" if task.error_kind else None)
+    _print_field("error", _error(task))
 
 
 def _print_task_result(task: TaskDetail) -> None:
@@ -442,25 +398,16 @@ def _print_attempts(attempts: Sequence[AttemptView]) -> None:
         (
             str(one.attempt),
             one.status,
-            _where(one),
+            as_line(one.backend + (f" ({one.model})" if one.model else "") + (f" on {one.place}" if one.place else "")),
             one.started_at,
             seconds(one.duration_s),
-            tokens(one.usage.input_tokens, one.usage.output_tokens),
-            "unknown" if one.usage.cost_is_unknown else cost(one.usage),
-            "; ".join(filter(None, (token_parts(one.usage), _attempt_error(one)))),
+            *spent_cells(one.usage),
+            "; ".join(filter(None, (token_parts(one.usage), as_line(_error(one), _LONGEST_ERROR)))),
         )
         for one in attempts
     ]
     print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5, 6}))
 
 
-def _where(attempt: AttemptView) -> str:
-    """Return the backend, its model, and the host."""
-    model = "" if attempt.model is None else f" ({attempt.model})"
-    place = attempt.place
-    return as_line(f"{attempt.backend}{model}{'' if place is None else f' on {place}'}")
-
-
-def _attempt_error(attempt: AttemptView) -> str:
-    error = attempt.error or ""
-    return as_line(f"{attempt.error_kind}: {error}" if attempt.error_kind else error, _LONGEST_ERROR)
+def _error(one: TaskView | AttemptView) -> str:
+    return f"{one.error_kind}: {one.error or ''}" if one.error_kind else one.error or ""

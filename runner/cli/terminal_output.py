@@ -25,7 +25,7 @@ from plait.errors import PlaitError
 from plait.statuses import RunStatus, TaskStatus
 
 if TYPE_CHECKING:
-    from plait.persistence.findings import Finding
+    from plait.persistence.store_health import Finding
 
 # C0 except newline and tab, DEL, C1, and lone surrogates, which no encoding has.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"

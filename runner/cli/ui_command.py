@@ -7,7 +7,6 @@ import os
 import sys
 import webbrowser
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import anyio.to_thread
 import click
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_exits import CANCELLED, COMPLETED
+from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import apply_log_options, json_option, log_options, store_option
 from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
 from plait.runner.cli.terminal_output import print_line, print_note, redirect_prints
@@ -24,16 +23,17 @@ from plait.runner.client.store_place import AnyStore, StorePlace, open_store
 from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.serving.server_token import (
     listen,
-    make_access,
     page_address,
     page_of_running_server,
-    token_file,
+    server_access,
     url_of,
 )
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
+
+    _Announce = Callable[[Mapping[str, str]], Coroutine[Any, Any, None]]
 
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - refused
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
@@ -73,81 +73,64 @@ def ui_command(host: str, port: int | None, no_browser: bool, store_path: StoreP
     if host == "localhost":
         host = "127.0.0.1"  # a browser may look for localhost at ::1, where another user's server may listen
     with redirect_prints():
-        return anyio.run(_open_page, UiOptions(host, port, store_path, options["as_json"], not no_browser))
+        return anyio.run(_open_page, host, port, store_path, partial(_announce, options["as_json"], not no_browser))
 
 
-@dataclass(frozen=True, slots=True)
-class UiOptions:
-    """The address of the page, the store of its runs, and how the page is announced."""
-
-    host: str
-    port: int | None
-    """The port; None for the default, or a free port if the default is taken."""
-    store: StorePlace
-    as_json: bool
-    browser: bool
-    """Whether a browser is opened."""
-
-
-async def _open_page(options: UiOptions) -> int:
+async def _open_page(host: str, port: int | None, place: StorePlace, announce: _Announce) -> int:
     """Open the page of a server that runs on the store already, or serve the page until a signal. Return the exit
     code.
     """
-    async with open_store(options.store) as store:
+    async with open_store(place) as store:
         with ExitStack() as stack:
+            wanted = DEFAULT_PORT if port is None else port
             try:
-                listening = stack.enter_context(listen(options.host, _port(options)))
+                listening = stack.enter_context(listen(host, wanted))
             except InvalidRequest:
-                url = url_of(options.host, _port(options))
+                url = url_of(host, wanted)
                 page = None
                 with anyio.move_on_after(_PROOF_S):
                     page = await anyio.to_thread.run_sync(
-                        page_of_running_server, options.store, url, store.files_root, abandon_on_cancel=True
+                        page_of_running_server, place, url, store.files_root, abandon_on_cancel=True
                     )
                 if page is not None:
                     print_note("a server runs on this store already; its page:")
-                    await _announce(options, {"url": url, "page": page})
+                    await announce({"url": url, "page": page})
                     return COMPLETED
-                if options.port is not None:
+                if port is not None:
                     raise
-                listening = stack.enter_context(listen(options.host, 0))
-            return await _serve(listening, store, options)
+                listening = stack.enter_context(listen(host, 0))
+            return await _serve(listening, store, host, place, announce)
 
 
-def _port(options: UiOptions) -> int:
-    return DEFAULT_PORT if options.port is None else options.port
-
-
-async def _serve(listening: socket.socket, store: AnyStore, options: UiOptions) -> int:
+async def _serve(listening: socket.socket, store: AnyStore, host: str, place: StorePlace, announce: _Announce) -> int:
     """Serve the page until a signal. Return the exit code."""
     from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
     from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
 
     async with TrustedBackends(store).runs() as runs:
         served = ServedRuns(runs, (), {}, creates=False)
-        url = url_of(options.host, listening.getsockname()[1])
-        access = make_access(options.store, url, store.files_root)
-        with token_file(access):
+        url = url_of(host, listening.getsockname()[1])
+        with server_access(place, url, store.files_root) as access:
             address = page_address(url, access.sign_in)
-            server = ApiServer(served, listening, access.token, access.sign_in, options.host)
-            if options.host not in _LOOPBACK:
+            server = ApiServer(served, listening, access.token, access.sign_in, host)
+            if host not in _LOOPBACK:
                 print_note(
-                    f"connections to {options.host} are not encrypted: others in the network can read them, sign-in "
+                    f"connections to {host} are not encrypted: others in the network can read them, sign-in "
                     "included; a tunnel by ssh is safer"
                 )
             print_note("the page, until Ctrl-C:")
-            told = {"url": url, "page": address, "token_file": str(access.token_path)}
-            await serve_until_signal(server, runs, partial(_announce, options, told))
+            facts = {"url": url, "page": address, "token_file": str(access.token_path)}
+            await serve_until_signal(server, runs, partial(announce, facts))
         return CANCELLED if runs.driven else COMPLETED
 
 
-async def _announce(options: UiOptions, told: Mapping[str, str]) -> None:
+async def _announce(as_json: bool, opens_browser: bool, facts: Mapping[str, str]) -> None:
     """Print the address on a line of its own, and for a program that waits; open the browser of the desktop, if there
     is one.
     """
-    print_note(told["page"])
-    if options.as_json:
-        print_line(json.dumps(dict(told)))
+    print_note(facts["page"])
+    if as_json:
+        print_line(json.dumps(dict(facts)))
     has_desktop = sys.platform in {"darwin", "win32"} or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-    if options.browser and has_desktop:
-        await anyio.to_thread.run_sync(webbrowser.open, told["page"], abandon_on_cancel=True)
+    if opens_browser and has_desktop:
+        await anyio.to_thread.run_sync(webbrowser.open, facts["page"], abandon_on_cancel=True)

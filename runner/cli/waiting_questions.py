@@ -14,7 +14,8 @@ from plait.runner.cli.command_options import command_line
 from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.client.store_place import StorePlace
 from plait.runner.domain.asked_question import parse_time
-from plait.runner.engine.lease import LEASE_SECONDS, Liveness, liveness
+from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.run_options import LEASE_SECONDS
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import age
 from plait.runner.views.read_views import waiting_tasks

@@ -11,7 +11,7 @@ import click
 
 from plait import events
 from plait.errors import StoreError
-from plait.runner.cli.command_exits import COMPLETED
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import apply_log_options, backends_option, hosts_option, log_options, store_option
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.follow_run import PlainDisplay

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.threads import read_answer
@@ -13,7 +12,7 @@ from plait.clock_and_ids import Clock, iso
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned, StoreError
 from plait.events import Event, RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Asking, OpenQuestion, Way, parse_time
@@ -32,7 +31,6 @@ from plait.runner.recovery.given_answers import (
 from plait.runner.recovery.resume import owner_died
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
 from plait.runner.state.attempt_files import under_way
-from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
 from plait.statuses import RunStatus, TaskStatus
@@ -75,25 +73,13 @@ _RELEASE_S = 2.0
 How: TypeAlias = Literal["done", "again", "fail"]
 
 
-@dataclass(frozen=True, slots=True)
-class PersonDecision:
-    """A person's decision about a task: see `Runs.settle`. Raises ValueError for an unknown `how`."""
-
-    how: How
-    text: str
-
-    def __post_init__(self) -> None:
-        if self.how not in get_args(How):
-            raise ValueError(f"how must be 'done', 'again' or 'fail', not {self.how!r}")
-
-
-async def apply_decision(config: RunOptions, run_id: str, task_id: str, decision: PersonDecision) -> None:
+async def apply_decision(config: RunOptions, run_id: str, task_id: str, how: How, text: str) -> None:
     """Apply a decision. See `Runs.settle`."""
     until = config.clock.monotonic() + _RELEASE_S
     while True:
         run = await stored_run(config.store, run_id)
         try:
-            return await _apply(config, run, task_id, decision)
+            return await _apply(config, run, task_id, how, text)
         except RunOwned:
             if not await _is_released(config, run, until):
                 raise
@@ -112,7 +98,7 @@ async def _is_released(config: RunOptions, run: StoredRun, until: float) -> bool
     return False
 
 
-async def _apply(config: RunOptions, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
+async def _apply(config: RunOptions, run: StoredRun, task_id: str, how: How, text: str) -> None:
     """Claim the run, store the outcome of the decision, release the run."""
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
@@ -121,7 +107,7 @@ async def _apply(config: RunOptions, run: StoredRun, task_id: str, decision: Per
     evidence = Evidence(detached=run.detached, died=owner_died(run))
     record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=evidence)[position]
     if position in run.state.asking:
-        await _require_decidable(config, run, task_id, decision)
+        await _require_decidable(config, run, task_id, how)
     if step.action is ResumeAction.ADOPT:
         raise PlaitError(f"task {task_id!r} of run {run_id} needs no answer: {step.reason}; resume the run")
     if step.action is not ResumeAction.ASK:
@@ -130,11 +116,11 @@ async def _apply(config: RunOptions, run: StoredRun, task_id: str, decision: Per
     then: list[Event] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
         then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=evidence.died))
-    then += await _outcome(run, dag[task_id], record, decision, at)
+    then += await _outcome(run, dag[task_id], record, how, text, at)
     await with_lease(config, run, then, under_way(run.tasks, but=task_id))
 
 
-async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, decision: PersonDecision) -> None:
+async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, how: How) -> None:
     """Raise PlaitError or AnswerConflict unless the open question may be settled. The first answer or default
     counts.
     """
@@ -143,7 +129,7 @@ async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, d
     if task_id in given.answers or task_id in given.late:
         noted = task_id in given.answers and given.answers[task_id].by == "person"
         raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
-    if decision.how == "again":
+    if how == "again":
         raise PlaitError(
             f"task {task_id!r} of run {run_id} asks {asking.question.text[:200]!r}, and would ask again after "
             f"--again; answer the question (plait answer {run_id} {task_id} VALUE), or use --done TEXT or --fail REASON"
@@ -242,13 +228,11 @@ async def _store_answer(config: RunOptions, run: StoredRun, task_id: str, value:
     return True
 
 
-async def _outcome(
-    run: StoredRun, task: Task, record: TaskRecord, decision: PersonDecision, at: str
-) -> Sequence[Event]:
-    text = clean_text(decision.text)
-    if decision.how == "again":
+async def _outcome(run: StoredRun, task: Task, record: TaskRecord, how: How, text: str, at: str) -> Sequence[Event]:
+    text = clean_text(text)
+    if how == "again":
         return [TaskAnswered(at, task.id, record.attempt)]
-    if decision.how == "fail":
+    if how == "fail":
         failed = TaskSkipped if failed_status(task.failure_mode) is TaskStatus.SKIPPED else TaskFailed
         said_by = text or "a person marked the task as failed"
         return [failed(at, task.id, record.attempt, DECLARED_FAILED, said_by)]

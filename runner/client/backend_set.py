@@ -6,40 +6,63 @@ Settings never hold a key: a spec only names the environment variable of the key
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest
+from plait.backends.backend_protocol import Abilities, Backend, Conversation, ConversationRequest, answer_key
 from plait.backends.hosts.dask_hosts import DaskHosts
 from plait.backends.hosts.ssh_hosts import SSHHosts
 from plait.backends.prices import Price
-from plait.backends.specs.build_backend import KINDS, BackendSpec, FunctionSpec, answer_key_of, build, default_spec
+from plait.backends.specs.backend_specs import (
+    KINDS,
+    AgentSpec,
+    BackendSpec,
+    CommandSpec,
+    FunctionSpec,
+    LocalSpec,
+    PersonSpec,
+    PydanticAISpec,
+    build,
+    default_spec,
+    make_unchecked,
+    only_backend,
+)
 from plait.backends.specs.host_specs import HostsPart, placed
-from plait.errors import InvalidRequest, KeyConflict
+from plait.errors import InvalidRequest, KeyConflict, PlanError, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.client.runs import Runs, run_options
-from plait.runner.domain.dag import DAG, nearest
+from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
+from plait.runner.client.runs import Runs
+from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
-from plait.runner.engine.run_options import DEFAULT_BACKEND, RunOptions, needed_backends, policy_backends, task_backends
+from plait.runner.engine.run_options import (
+    DEFAULT_BACKEND,
+    RunOptions,
+    needed_backends,
+    policy_backends,
+    task_backends,
+)
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_models import PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
-from plait.runner.scheduling.rate_limits import RateLimits
+from plait.runner.scheduling.own_limits import RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, default_concurrency
 from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import COMMAND_BACKEND, tasks_within
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
 _HOSTS: TypeAdapter[dict[str, HostsPart]] = TypeAdapter(dict[str, HostsPart])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
+_LONG_ANSWER = 512  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +102,8 @@ class BackendSet:
         plan = None if self.plan is None else str(self.plan)
         kept: dict[str, JsonValue] = {"plan": plan, "folder": str(self.folder), "backends": dumped}
         kept["default_backend"] = self.default
+        if self.plan is not None:
+            kept["plan_sha256"] = plan_digest(self.plan)
         if self.prices:
             kept["prices"] = {model: _without_blanks(price) for model, price in self.prices.items()}
         return kept
@@ -106,9 +131,47 @@ class BackendSet:
                 made[name] = backend
             yield made
 
-    def answer_key(self, name: str) -> JsonValue:
-        """Return the answer key of the backend `name`, which is not opened; None if its answers are never reused."""
-        return answer_key_of(self.specs[name], folder=self.folders.get(name, self.folder))
+    @asynccontextmanager
+    async def options_for(
+        self, dag: DAG, policy: Policy | None, store: Store | None, *, concurrency: int | None, strict: bool = False
+    ) -> AsyncGenerator[RunOptions]:
+        """Open the backends that a run of `dag` with `policy` may call, and yield the options of such runs; `store`
+        need not be open yet. `concurrency` comes before the default. Raises BackendUnavailable.
+        """
+        async with self.open(required_backends(dag, self.default, policy=policy, known=self.specs)) as made:
+            tasks_at_once = concurrency or self.concurrency()
+            yield self.options(made, store=store, concurrency=tasks_at_once, strict=strict)
+
+    def effects(self, preview: ReusePreview, made: Mapping[str, Backend]) -> list[str]:
+        """Return the tasks that would run again although they have effects and completed in the earlier run: an agent
+        that may write, a tool. `made` are the open backends.
+        """
+
+        def has_effects(name: str) -> bool:
+            spec = self.specs.get(name)
+            if isinstance(spec, AgentSpec | PydanticAISpec):
+                return not spec.is_harmless
+            return not isinstance(spec, PersonSpec) and answer_key(made.get(name)) is None
+
+        return [
+            step.task_id
+            for step in preview.tasks
+            if (step.action is ReuseAction.RUN or step.runs_if_same)
+            and step.was_completed
+            and (step.at_most_once or has_effects(step.backend))
+        ]
+
+    def with_long_answers(self) -> BackendSet:
+        """Return the backends, a small model on this machine with room for a plan: it stops late."""
+        specs = {
+            name: spec.model_copy(update={"max_tokens": _LONG_ANSWER}) if isinstance(spec, LocalSpec) else spec
+            for name, spec in self.specs.items()
+        }
+        return replace(self, specs=specs)
+
+    def unchecked(self, name: str) -> Backend | None:
+        """Return the backend `name` for its properties alone: see `make_unchecked`."""
+        return make_unchecked(self.specs[name], folder=self.folders.get(name, self.folder))
 
     def _placed(self, name: str, spec: BackendSpec, folder: Path, hosts: Mapping[str, SSHHosts | DaskHosts]) -> Backend:
         """Return the backend on its hosts. Raises InvalidRequest without them."""
@@ -153,7 +216,7 @@ class BackendSet:
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         rates = {name: limit for name, limit in self.rates().items() if name in made}
         default = self.default if self.default in made else None
-        return run_options(backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options)
+        return RunOptions(backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options)
 
 
 def required_backends(
@@ -170,7 +233,13 @@ def required_backends(
     statuses = list(statuses) or [TaskStatus.PENDING] * len(dag)
     names = needed_backends(task_backends(dag, default), statuses)
     further = [] if policy is None else sorted(policy_backends(policy, default))
-    if any(task.adds_tasks and status not in TASK_DONE for task, status in zip(dag, statuses, strict=True)):
+    unfinished = [task for task, status in zip(dag, statuses, strict=True) if status not in TASK_DONE]
+    checks = [task.check for task in unfinished if task.check is not None]
+    further += [check.backend for check in checks if check.backend is not None]
+    if any(check.run for check in checks):
+        further.append(COMMAND_BACKEND)
+    further += [name or default for task in unfinished if task.call is not None for name in task.call.backends]
+    if any(task.adds_tasks for task in unfinished):
         further += known
     return list(dict.fromkeys([*names, *further]))
 
@@ -191,47 +260,40 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
         return BackendSet({DEFAULT_BACKEND: requested_spec(options)})
     if not options.is_empty:
         raise InvalidRequest(f"{path} names the backends; leave --backend, --model and --base-url out")
-    try:
-        value = read_plan_data(path)
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check --backends") from None
+    value = read_plan_data(path)
     specs = _read_specs(value, path)
     if not specs:
         raise InvalidRequest(f"{path} names no backends; put them under `backends:`")
     given: object = value.get("defaults")
     default = cast("dict[str, object]", given).get("backend") if isinstance(given, dict) else None
     if default is None:
-        default = next(iter(specs)) if len(specs) == 1 else DEFAULT_BACKEND
+        default = only_backend(specs) or DEFAULT_BACKEND
     elif default not in specs:
         raise InvalidRequest(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
     hosts = read_hosts(value.get("hosts"), path)
-    prices = _prices_of(value, path)
+    with _mistakes_in(path, "prices"):
+        prices = read_prices(value.get("prices"))
     return BackendSet(specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts)
 
 
 def _read_specs(value: Mapping[str, Any], path: Path) -> dict[str, BackendSpec]:
-    try:
+    with _mistakes_in(path, "backends"):
         return SPECS.validate_python(value.get("backends") or {})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidRequest(f"{path}: backends.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
-def _prices_of(value: Mapping[str, Any], path: Path) -> dict[str, Price]:
-    try:
-        return read_prices(value.get("prices"))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidRequest(f"{path}: prices.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def read_hosts(value: object, path: Path) -> dict[str, HostsPart]:
     """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises InvalidRequest."""
-    try:
+    with _mistakes_in(path, "hosts"):
         return _HOSTS.validate_python(value or {})
+
+
+@contextmanager
+def _mistakes_in(path: Path, key: str) -> Generator[None]:
+    try:
+        yield
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidRequest(f"{path}: hosts.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise InvalidRequest(f"{path}: {key}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
@@ -245,10 +307,7 @@ def hosts_in_use(path: Path | None) -> list[HostsInUse]:
     """Return the groups of hosts in the file at `path`, as `hosts_of_file`, with their use by the backends there."""
     if path is None:
         return []
-    try:
-        value = read_plan_data(path)
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check the path") from None
+    value = read_plan_data(path)
     is_plan = "hosts" in value or "tasks" in value
     found = read_hosts(value.get("hosts") if is_plan else value, path)
     if not found:
@@ -270,13 +329,51 @@ def read_prices(value: object) -> dict[str, Price]:
     return {model: one.price() for model, one in _PRICES.validate_python(value or {}).items()}
 
 
+def plan_digest(path: Path) -> str | None:
+    """Return a digest of the plan file; None if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
 def read_plan_data(path: Path) -> dict[str, Any]:
-    """Return the contents of a file that may be a plan. Raises OSError, PlanError."""
-    with path.open("rb") as file:
-        data = file.read(MAX_BYTES + 1)
+    """Return the contents of a file that may be a plan. Raises InvalidRequest, PlanError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check the path") from None
     form = path.suffix.lower().removeprefix(".")
     value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(path)).value
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def called_plan_data(path: Path) -> dict[Path, dict[str, Any]]:
+    """Return the contents of the plan file at `path`, and of the plans that it calls, each by the path of the file.
+    Called plans that cannot be read are left out. Raises InvalidRequest, PlanError.
+    """
+    contents = {path.resolve(): read_plan_data(path)}
+    waiting = list(contents)
+    while waiting:
+        file = waiting.pop()
+        for name in _called_files(contents[file].get("tasks")):
+            called = (file.parent / Path(name).expanduser()).resolve()
+            if called not in contents:
+                with suppress(InvalidRequest, PlanError):
+                    contents[called] = read_plan_data(called)
+                    waiting.append(called)
+    return contents
+
+
+def _called_files(tasks: object) -> Iterator[str]:
+    for task in cast("list[object]", tasks) if isinstance(tasks, list) else []:
+        if isinstance(task, dict):
+            part = cast("dict[str, Any]", task)
+            for holder in (part, part.get("loop")):
+                if isinstance(holder, dict) and isinstance(name := cast("dict[str, Any]", holder).get("plan"), str):
+                    yield name
+            yield from _called_files([inner for _, inner in tasks_within(part)])
 
 
 def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None = None) -> BackendSet:
@@ -284,10 +381,9 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None 
     open. Groups of hosts in the file `hosts` replace those of the plan.
     """
     specs, default = dict(plan.backends), plan.default_backend
-    if default is None and len(specs) == 1:
-        default = next(iter(specs))
-    default = default or DEFAULT_BACKEND
+    default = default or only_backend(specs) or DEFAULT_BACKEND
     named = [*map(plan.dag.backend_of, plan.dag), *(plan.policy.backends() if plan.policy else ())]
+    named += [name for task in plan.dag if task.call is not None for name in task.call.backends]
     is_open = default not in specs and None in named
     file = None if plan.path.is_dir() else plan.path.resolve()
     if not options.is_empty and not is_open:
@@ -311,15 +407,6 @@ def requested_spec(options: BackendOptions) -> BackendSpec:
         # plan.
         model = str(Path(model).expanduser().resolve())
     return default_spec(os.environ, kind=options.kind, model=model, base_url=options.base_url)
-
-
-def stores_backends(run: RunRecord) -> bool:
-    """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
-    runs can be resumed by the command. `run` includes its settings.
-    """
-    settings = json.loads(run.settings)
-    kinds = {"backends": dict, "default_backend": str, "folder": str}
-    return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
 
 
 async def queue_run(
@@ -348,37 +435,30 @@ def queueing_options(
     backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None
 ) -> RunOptions:
     """Return the options of runs that are created for the backends in `names`, none of which is opened."""
-    unopened = {name: _unopened(backend_set, name) for name in names if name in backend_set.specs}
+    specs = backend_set.specs
+    unopened = {name: _Unopened(specs[name], backend_set.unchecked(name)) for name in names if name in specs}
     return backend_set.options(unopened, store=store, concurrency=concurrency)
 
 
-def _unopened(backend_set: BackendSet, name: str) -> Backend:
-    """Return a backend that stands for another one, which is opened only where the run is executed."""
-    spec, answer_key = backend_set.specs[name], backend_set.answer_key(name)
-    return _Unopened(spec) if answer_key is None else _UnopenedReusable(spec, answer_key)
-
-
 class _Unopened:
-    def __init__(self, spec: BackendSpec) -> None:
+    """Stands for a backend that is opened only where the run is executed."""
+
+    def __init__(self, spec: BackendSpec, made: Backend | None) -> None:
         self.adjustable = spec.adjustable
         self.needs_prompt = not isinstance(spec, FunctionSpec)
-        if spec.file_form is not None:
-            self.takes_files = spec.file_form
+        self.allows = spec.allows if isinstance(spec, CommandSpec) else None
+        self.takes_files = spec.file_form
+        self.parameters = Abilities.of(made).parameters
+        self._answer_key = answer_key(made)
+
+    def answer_key(self) -> JsonValue:
+        return self._answer_key
 
     def new_session_id(self) -> str | None:
         return None
 
     def open(self, request: ConversationRequest) -> AbstractAsyncContextManager[Conversation]:  # noqa: ARG002 - signature of Backend
         raise AssertionError("a queued run calls no backend")
-
-
-class _UnopenedReusable(_Unopened):
-    def __init__(self, spec: BackendSpec, answer_key: JsonValue) -> None:
-        super().__init__(spec)
-        self._answer_key = answer_key
-
-    def answer_key(self) -> JsonValue:
-        return self._answer_key
 
 
 def stored_concurrency(record: RunRecord) -> int | None:

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import anyio
 
 from plait.backends.backend_protocol import (
+    Abilities,
     Attachment,
     Backend,
     ConversationRequest,
     DetachedBackend,
-    FileBackend,
     PlacedBackend,
     Placement,
     Reply,
@@ -20,7 +20,6 @@ from plait.backends.backend_protocol import (
 from plait.clock_and_ids import iso, traceparent
 from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import Event, MessageAppended, RunReleased, SessionOpened
-from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
 from plait.runner.engine.attempt import Pricing
 from plait.runner.engine.backend_call import call_backend
@@ -29,7 +28,7 @@ from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.lease import acquire, renew, unregister, wait_for_expiry
 from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
 from plait.runner.engine.run_options import RunOptions, require_backends
-from plait.runner.state.attempt_files import attempt_files, kill_orphans, under_way
+from plait.runner.state.attempt_files import attempt_files, files_root, kill_orphans, under_way
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.stored_run import StoredRun, placed_attempts
 from plait.runner.state.task_files import has_files, read_contents
@@ -141,7 +140,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
             f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to continue; {_WHY[status]}"
         )
     attachments: tuple[Attachment, ...] = ()
-    if isinstance(backend, FileBackend) and backend.takes_files == "contents" and has_files(task, run.state.dag):
+    if Abilities.of(backend).takes_files == "contents" and has_files(task, run.state.dag):
         attachments = (await read_contents(task, run.state.dag)).attachments
     number = f"{_PERSON}-{run.record.last_seq}"
     placement = None

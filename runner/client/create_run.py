@@ -1,4 +1,4 @@
-"""Creation of a queued run, at most once per key.
+"""A new run: executed in this process, or stored as queued, at most once per key.
 
 The run id is derived from the key, so the store itself refuses a second run with the same key in any race. The settings
 contain the key and a digest of the whole request. The digest distinguishes a repeated request from a different request
@@ -11,20 +11,42 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any
 
 from plait import events
 from plait.clock_and_ids import iso, new_run_id
 from plait.errors import Conflict, KeyConflict, RunExists, StoreRequired
-from plait.json_form import JsonInput
+from plait.events import RunClaimed
+from plait.json_form import JsonInput, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
+from plait.runner.client.reuse_preview import ReusePreview
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
+from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.task_checks import why_no_json
-from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
-from plait.runner.reuse.earlier_answers import ANSWER_KEYS
-from plait.runner.state.codec import run_created
+from plait.runner.engine.lease import claim_for_this_process
+from plait.runner.engine.live_run import LiveRun, Run
+from plait.runner.engine.run_lifecycle import execute_run
+from plait.runner.engine.run_options import (
+    RunOptions,
+    answer_keys,
+    arguments_filled,
+    backend_names,
+    require_policy_backends,
+)
+from plait.runner.recovery.resume import go_on
+from plait.runner.reuse.earlier_answers import (
+    ANSWER_KEYS,
+    EarlierAnswers,
+    ReuseFrom,
+    load_earlier_answers,
+    require_tasks,
+)
+from plait.runner.state.run_state import RunState
+from plait.runner.state.stored_run import SETTINGS_FORMAT
 from plait.runner.state.task_files import with_digests
 from plait.safe_text import clean_text
 
@@ -47,7 +69,7 @@ RESERVED_SETTINGS = (
     "ticket",
 )
 """Keys of the stored settings reserved by plait."""
-_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", "slots", "ticket"})
+_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", "plan_sha256", "slots", "ticket"})
 """Keys of the stored settings that are no part of the digest."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -91,6 +113,82 @@ def with_policy(
     return kept
 
 
+def new_run(
+    config: RunOptions,
+    dag: DAG,
+    run_id: str | None = None,
+    *,
+    settings: Mapping[str, JsonInput] | None = None,
+    policy: Policy | None = None,
+    like: str | ReusePreview | ReuseFrom | None = None,
+    fresh: Collection[str] = (),
+    keep_answers: bool = False,
+) -> Run:
+    """Return a new run, to begin. Raises as `ParallelRunner.run`."""
+    reuse, known = _reuse(dag, like, fresh, keep_answers)
+    dag = _prepared(dag, config)
+    names = backend_names(dag, config)
+    run_id = checked_run_id(run_id) or new_run_id(config.clock)
+    kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
+    if config.store is not None:
+        kept[ANSWER_KEYS] = answer_keys(config)
+    if reuse is not None:
+        require_tasks(() if reuse.roots is not None else reuse.fresh, dag.tasks)
+        kept |= reuse.as_settings()
+
+    async def drive(live: LiveRun) -> RunResult:
+        live.answers = known
+        if known is None and (reuse is not None or dag.caches):
+            now = config.clock.wall()
+            live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
+        at = live.created_at = live.stamp()
+        live.owner = claim_for_this_process(at)
+        claim = RunClaimed(at, live.owner, config.clock.wall() + config.lease)
+        live.first_events = _run_created(at, run_id, dag, kept), events.RunStarted(at, run_id), claim
+        vars(dag).pop("rows", None)  # the events hold them until they are stored
+        live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
+        live.policy = policy
+        outcome = await execute_run(live)
+        return outcome if isinstance(outcome, RunResult) else await go_on(live, outcome)
+
+    return Run(LiveRun(run_id=run_id, options=config), drive)
+
+
+def _reuse(
+    dag: DAG, like: str | ReusePreview | ReuseFrom | None, fresh: Collection[str], keep_answers: bool
+) -> tuple[ReuseFrom | None, EarlierAnswers | None]:
+    """Return which answers are taken over, and the answers if a preview of this run has read them. Raises ValueError
+    for `fresh` or `keep_answers` without `like`.
+    """
+    if isinstance(like, ReuseFrom):
+        return like, None
+    if like is not None:
+        run_id = like.like if isinstance(like, ReusePreview) else like
+        reuse = ReuseFrom(run_id, tuple(fresh), keep_answers=keep_answers)
+        return reuse, like.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
+    if fresh:
+        raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
+    if keep_answers:
+        raise ValueError("keep_answers keeps the answers of persons in an earlier run; give the run with like=RUN_ID")
+    return None, None
+
+
+def _prepared(dag: DAG, config: RunOptions) -> DAG:
+    """Return `dag` with the arguments of its functions, and a digest for each file of its tasks. Raises DAGError for
+    parameters that name nothing, and for files that cannot be used.
+    """
+    dag = arguments_filled(dag, config)
+    return with_digests(dag) if any(task.files for task in dag) else dag
+
+
+def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput]) -> events.RunCreated:
+    """Return the event that stores the run with its whole DAG."""
+    kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT, "inputs": dag.inputs}
+    if dag.growth is not None:
+        kept["growth"] = asdict(dag.growth)
+    return events.RunCreated(at, run_id, dag.name, to_json(kept), dag.rows)
+
+
 async def create_run(
     config: RunOptions, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
 ) -> tuple[str, bool]:
@@ -102,18 +200,19 @@ async def create_run(
         raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
     if store is None:
         raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
-    dag = with_digests(dag)
+    dag = _prepared(dag, config)
     backend_names(dag, config)
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     if key is not None:
         run_id = run_id_of(key)
-        kept |= {"key": key, "digest": _digest(run_created(at, run_id, dag, settings))}
+        compared = {name: value for name, value in settings.items() if name not in _NOT_COMPARED}
+        kept |= {"key": key, "digest": _digest(_run_created(at, run_id, dag, compared))}
     if run_id is not None:
         # Writing an identical RunCreated twice is idempotent, so two callers with the same id would not notice each
         # other. A random ticket makes each request distinct.
         kept["ticket"] = secrets.token_hex(8)
     run_id = run_id or new_run_id(config.clock)
-    created = run_created(at, run_id, dag, kept)
+    created = _run_created(at, run_id, dag, kept)
     try:
         await store.write(Batch(run_id, 0, 1, (created,)))
     except Conflict as error:

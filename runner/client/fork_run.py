@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +11,11 @@ from plait.errors import PlaitError, nearest
 from plait.events import RunCreated
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import TaskRecord
 from plait.runner.client.create_run import RESERVED_SETTINGS
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.prompt_values import named
+from plait.runner.domain.prompt_values import named, names_of
 from plait.runner.policies import policy_of
-from plait.runner.prompts.prompt_template import names_used
 from plait.runner.reuse.earlier_answers import (
     ReuseFrom,
     given_answer,
@@ -26,7 +24,7 @@ from plait.runner.reuse.earlier_answers import (
     unfinished_tasks,
 )
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
-from plait.statuses import TASK_STATUSES, TaskStatus
+from plait.statuses import TaskStatus
 from plait.task import FailureMode, Task, with_prompt
 
 _RECORDED = "(recorded in the earlier run)"
@@ -76,7 +74,7 @@ async def plan_fork(
         if name in added:
             raise PlaitError(f"the prompt of {name!r} was made during the run; change the task that added it")
     for name, text in results.items():
-        if name not in run.state.dag or run.state.dag[name].for_each is not None:
+        if name not in run.state.dag or run.state.dag[name].gathers:
             raise PlaitError(f"task {name!r} gathers the results of its parts; give the results of parts: {name}.1")
         await given_answer(run.state.dag[name], text)
     dag = run.state.dag
@@ -101,12 +99,14 @@ def _fork_of_one(
     run: StoredRun, task_id: str, prompt: str | None, inputs: Mapping[str, JsonInput], backend: str | None
 ) -> Fork:
     dag = run.state.dag
-    if task_id not in dag or dag[task_id].for_each is not None:
+    if task_id not in dag or dag[task_id].gathers:
         raise PlaitError(f"task {task_id!r} stands for its parts; try one of them: {task_id}.1")
     task = dag[task_id]
     if prompt is not None:
         task = with_prompt(task, prompt)
-    task = replace(task, backend=backend or task.backend, adds_tasks=False, for_each=None)
+    if backend is not None:
+        task = replace(task, backend=backend, arguments=())
+    task = replace(task, adds_tasks=False, for_each=None)
     names = _read_by(run, task)
     recorded = [_as_recorded(run, name, names) for name in names]
     task = replace(task, depends_on=tuple(each.id for each in recorded if each.id != task.continues))
@@ -141,7 +141,7 @@ def _reading(run: StoredRun, inputs: Mapping[str, JsonInput]) -> Iterable[str]:
     """Return the tasks whose prompts name one of the changed inputs."""
     changed = {name for name, value in inputs.items() if run.state.dag.inputs[name] != value}
     for task in run.state.dag if changed else ():
-        names = names_used(task.prompt).names
+        names = names_of(task).names
         if "inputs" in names or changed & set(names):
             yield task.id
 
@@ -174,13 +174,3 @@ def _as_recorded(run: StoredRun, name: str, names: Collection[str]) -> Task:
     schema = task.output_schema if status is TaskStatus.COMPLETED else None
     continues = task.continues if task.continues in names else None
     return Task(name, _RECORDED, (), run.state.dag.backend_of(task), continues=continues, output_schema=schema)
-
-
-def repaired_prompts(dag: DAG, tasks: Sequence[TaskRecord]) -> dict[str, str]:
-    """Return the prompts of failed tasks that differ in `dag`, the plan as it is now, by task id: for a resume, which
-    is a fork that continues the run. A part takes the prompt of its `for_each` task.
-    """
-    now = {task.id: task.prompt for task in dag}
-    failed = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.FAILED]
-    prompts = {task.task_id: now.get(task.task_id, now.get(task.added_by or "", task.prompt)) for task in failed}
-    return {task.task_id: prompts[task.task_id] for task in failed if prompts[task.task_id] != task.prompt}

@@ -10,27 +10,30 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import anyio.to_thread
 
 from plait.backends.process.process_table import PREFIX
-from plait.errors import InvalidRequest, PlaitError
+from plait.backends.specs.backend_specs import BackendSpec, CommandSpec
+from plait.errors import InvalidRequest, PlaitError, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan, queue_run, read_plan_data
 from plait.runner.client.runs import Runs
-from plait.runner.domain.dag import nearest
 from plait.runner.plan import Plan, PlanError, PlanProblem, parse_plan
-from plait.runner.plan.plan_file import NAME_IT, load_plan_of_run
+from plait.runner.plan.plan_file import NAME_IT
 from plait.runner.plan.plan_inputs import no_input
 from plait.runner.plan.plan_models import input_kind
 from plait.runner.plan.plan_positions import MAX_BYTES
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.state.stored_run import StoredPolicy, stored_record
+from plait.task import COMMAND_BACKEND, command_not_allowed, commands_of, is_allowed, tasks_within
 
+_NO_SPECS: Mapping[str, BackendSpec] = {}
 _SERVER_KEYS = {
     "backends": "the backends of the server are set at its start; name one of them, or leave `backend` out",
     "hosts": "the hosts of the server are set at its start, in its file of backends",
@@ -40,6 +43,7 @@ _SERVER_KEYS = {
 _TASK_KEYS = {
     "model": "the models of the server are set at its start; leave `model` out, or name another backend",
     "files": "a posted plan reads no files; put the texts into the prompt",
+    "plan": "a posted plan reads no files; write the tasks into the plan itself",
 }
 _SPECIAL = {
     "files": "a posted plan reads no files; give the texts themselves, as values of the input",
@@ -48,9 +52,14 @@ _SPECIAL = {
 }
 
 
-def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Collection[str]) -> Plan:
+def posted_plan(
+    plan: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+    backends: Collection[str],
+    specs: Mapping[str, BackendSpec] = _NO_SPECS,
+) -> Plan:
     """Return the plan, with `inputs` in place of its defaults, for the server's `backends`, which are not part of the
-    plan. Raises PlanError with every mistake.
+    plan. A task may run the commands that one of `specs` allows. Raises PlanError with every mistake.
     """
     if (size := len(_dump(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
         why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values in `inputs`"
@@ -60,25 +69,43 @@ def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Co
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
         problems += _check_inputs(declared, inputs)
         plan = {**plan, "inputs": {**declared, **inputs}}
-    problems += _check_tasks(plan.get("tasks"))
+    problems += _check_tasks(plan.get("tasks"), specs)
     if problems:
         raise PlanError(problems)
     # The plan needs only the names of the backends.
     named = {name: {"kind": "function", "call": "server:backend"} for name in backends}
     text = _dump({**plan, "backends": named})
     try:
-        return replace(parse_plan(text, format="json", most=None, names_default=True), backends={})
+        return replace(parse_plan(text, format="json", max_bytes=None, names_default=True), backends={})
     except PlanError as error:
         there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
         raise PlanError([_adapt_problem(problem, there_are) for problem in error.problems]) from None
 
 
-def _check_tasks(tasks: object) -> Iterator[PlanProblem]:
-    """Yield a problem for each key that names a file or a model of the server."""
+def _check_tasks(tasks: object, specs: Mapping[str, BackendSpec]) -> Iterator[PlanProblem]:
+    """Yield a problem for each key that names a file or a model of the server, and for each command that the server
+    does not allow.
+    """
+    spec = specs.get(COMMAND_BACKEND)
     for n, task in enumerate(cast("list[object]", tasks) if isinstance(tasks, list) else []):
-        for key, why in _TASK_KEYS.items():
-            if isinstance(task, dict) and cast("dict[str, object]", task).get(key) is not None:
-                yield PlanProblem(why, f"tasks[{n}].{key}", file="")
+        for key, words in commands_of(task).items():
+            if not isinstance(spec, CommandSpec) or not is_allowed(words, spec.allows):
+                yield PlanProblem(command_not_allowed(words, COMMAND_BACKEND), f"tasks[{n}].{key}", file="")
+        yield from _server_keys(task, f"tasks[{n}]")
+
+
+def _server_keys(task: object, where: str) -> Iterator[PlanProblem]:
+    if not isinstance(task, dict):
+        return
+    part = cast("dict[str, object]", task)
+    loop = part.get("loop")
+    for key, why in _TASK_KEYS.items():
+        if part.get(key) is not None:
+            yield PlanProblem(why, f"{where}.{key}", file="")
+    if isinstance(loop, dict) and cast("dict[str, object]", loop).get("plan") is not None:
+        yield PlanProblem(_TASK_KEYS["plan"], f"{where}.loop.plan", file="")
+    for key, inner in tasks_within(part):
+        yield from _server_keys(inner, f"{where}.{key}")
 
 
 def _dump(plan: Mapping[str, Any]) -> str:
@@ -121,7 +148,7 @@ class LocalPlans:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return each plan with its inputs and their defaults."""
-        return [{"plan": name, "inputs": _declared(read_plan(path))} for name, path in self._files.items()]
+        return [{"plan": name, "inputs": _declared(read_plan_data(path))} for name, path in self._files.items()]
 
     async def create(self, plan: str, inputs: Mapping[str, JsonValue], key: str | None) -> str:
         """Store a queued run of the plan. `inputs` replace the defaults; no value names a file."""
@@ -130,14 +157,14 @@ class LocalPlans:
         if path is None:
             hint = nearest(plan, self._files) or f"; there are {', '.join(map(repr, self._files))}"
             raise PlaitError(f"there is no plan {plan!r}{hint}")
-        declared = _declared(read_plan(path))
+        declared = _declared(read_plan_data(path))
         for name in inputs:
             if name not in declared:
                 raise PlaitError(no_input(name, declared))
         for name, default in declared.items():
             if name not in inputs and input_kind(default) == "required":
                 raise PlaitError(f"the input {name!r} of plan {plan!r} has no default; give it a value in `inputs`")
-        loaded = await anyio.to_thread.run_sync(load_plan_of_run, path, inputs)
+        loaded = await anyio.to_thread.run_sync(partial(Plan.load, path, inputs=inputs))
         backend_set = backend_set_of_plan(loaded, self._backend)
         concurrency = loaded.concurrency or backend_set.concurrency()
         return await queue_run(loaded, backend_set, self._store, concurrency, key)
@@ -180,17 +207,9 @@ def named_plans(files: Sequence[Path]) -> dict[str, Path]:
     for file in files:
         if file.stem in named:
             raise InvalidRequest(f"{named[file.stem]} and {file} have the same name, {file.stem!r}; rename one")
-        read_plan(file)
+        read_plan_data(file)
         named[file.stem] = file.resolve()
     return named
-
-
-def read_plan(path: Path) -> Mapping[str, Any]:
-    """Return the contents of the plan file. Raises InvalidRequest, PlanError."""
-    try:
-        return read_plan_data(path)
-    except OSError as error:
-        raise InvalidRequest(f"the plan {path} cannot be read: {error.strerror}; check the path") from None
 
 
 def _declared(plan: Mapping[str, Any]) -> Mapping[str, Any]:

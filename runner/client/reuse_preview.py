@@ -7,25 +7,28 @@ earlier run once more. The tasks behind it are then either sure, or depend on th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from plait import events
-from plait.errors import BackendError, DAGError, ErrorKind, RunNotFound
+from plait.errors import DAGError, PlaitError
+from plait.json_form import JsonValue, value
+from plait.persistence.store_records import RunRecord
+from plait.runner.client.run_estimate import runs_taken_over
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import named
+from plait.runner.domain.run_result import TaskResult
+from plait.runner.engine import growth
 from plait.runner.engine.checkpointer import UnstoredSink
 from plait.runner.engine.executor import Executor
-from plait.runner.engine.growth import Growth
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import OutcomeHandler
-from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names
-from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
+from plait.runner.engine.run_options import RunOptions, answer_keys, arguments_filled, backend_names
+from plait.runner.reuse.answer_keys import describe_change, task_identity
 from plait.runner.reuse.earlier_answers import (
     GIVEN,
     KEPT,
@@ -34,14 +37,12 @@ from plait.runner.reuse.earlier_answers import (
     EarlierAnswers,
     ReuseFrom,
     load_earlier_answers,
-    stored_answer_keys,
 )
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
-from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
-from plait.runner.state.task_files import files_of
+from plait.runner.state.task_files import with_digests
 from plait.runner.views.view_models import usage_fields
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Task, failed_status
@@ -61,7 +62,7 @@ class ReuseAction(StrEnum):
     """The task takes its answer over, or is executed, according to the answers of upstream tasks that are executed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReuseStep:
     """The action for one task, with the reason."""
 
@@ -137,102 +138,100 @@ class ReusePreview:
         return {"like": self.like, "created_at": self.created_at, **counts, "last_time": usages, "tasks": tasks}
 
 
-async def preview_reuse(config: RunOptions, dag: DAG, reuse: ReuseFrom, policy: Policy | None = None) -> ReusePreview:
-    """Return the preview of a run of `dag`. Raises StoreRequired, RunNotFound, TaskNotFound, BackendMissing,
-    StoreError.
+async def preview_reuse(
+    config: RunOptions, dag: DAG, reuse: ReuseFrom, policy: Policy | None = None, record: RunRecord | None = None
+) -> ReusePreview:
+    """Return the preview of a run of `dag`; `record` is that of the earlier run if it has been read already. Raises
+    StoreRequired, RunNotFound, TaskNotFound, BackendMissing, StoreError.
     """
+    plan, dag = dag, with_digests(arguments_filled(dag, config))
     names = backend_names(dag, config)
-    run = await stored_run(config.store, reuse.like)
+    run = await stored_run(config.store, reuse.like, record, plan=dag)
     now = config.clock.wall()
     answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now, run)
-    assert answers is not None
     live = LiveRun(run_id="preview", options=config, policy=policy, answers=answers)
     live.state, live.task_backends = RunState(dag.copy(), keeps_all=True), names
     live.scheduler, live.sink = Scheduler(live.state.dag, names, SlotPool(1, {})), UnstoredSink(live.feed)
-    places = _places(run)
-    executor = Executor(live, partial(_Foresight, earlier=run, places=places, usages=await _usages(run, places)))
+    executor = Executor(live, partial(_Foresight, earlier=run, usages=await _usages(run)))
     await executor.run()
     foresight = executor.outcomes
     assert isinstance(foresight, _Foresight)
-    answers.keep_keys(foresight.sure)
-    return ReusePreview(reuse.like, run.record.created_at, foresight.steps, reuse, answers)
+    return ReusePreview(reuse.like, run.record.created_at, foresight.steps, reuse, answers, plan)
 
 
-def _places(run: StoredRun) -> dict[str, int]:
-    """Return the position of each task by its identity; of two with one identity the first."""
-    last_first = reversed(range(len(run.tasks)))
-    return {to_json(task_identity(run.state, position)): position for position in last_first}
-
-
-async def _usages(run: StoredRun, places: Mapping[str, int]) -> dict[int, Usage]:
-    """Return the usage of the last call of each task in `places`, by position there: in the run, or in the run of which
-    the run took the answer over, and so on.
+async def _usages(run: StoredRun) -> dict[int, Usage]:
+    """Return the usage of the last call of each task of the run, by position: in the run, or in the run whose answer
+    the run took over, and so on.
     """
-    usages: dict[int, Usage] = {}
-    while True:
-        for position, record in enumerate(run.tasks):
-            if record.usage == NO_USAGE:
-                continue
-            if (place := places.get(to_json(task_identity(run.state, position)))) is not None:
+    usages = {position: record.usage for position, record in enumerate(run.tasks) if record.usage != NO_USAGE}
+    places: dict[Hashable, int] = {}
+    async for older in runs_taken_over(run):
+        if older is run:
+            continue
+        places = places or {task_identity(run.state, place): place for place in reversed(range(len(run.tasks)))}
+        for position, record in enumerate(older.tasks):
+            if record.usage != NO_USAGE and (place := places.get(task_identity(older.state, position))) is not None:
                 usages.setdefault(place, record.usage)
-        reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
-        if reuse is None:
-            return usages
-        try:
-            run = await stored_run(run.store, reuse.like)
-        except RunNotFound:
-            return usages
+    return usages
+
+
+_CALLED = EarlierAnswer("", None, None, "", "")
+"""Stands for the answer of a task that is called."""
 
 
 class _Foresight(OutcomeHandler):
     """Settles each task of a run without a call, by the answer that it takes over or by an assumption, and notes the
-    step. `places` are the positions of the tasks in the `earlier` run by identity, `usages` those of their last calls.
+    step. `usages` are those of the last calls of the tasks in the `earlier` run, by position there.
     """
 
     def __init__(
         self,
         live: LiveRun,
-        growth: Growth,
         *,
         earlier: StoredRun,
-        places: Mapping[str, int],
         usages: Mapping[int, Usage],
     ) -> None:
-        super().__init__(live, growth)
+        super().__init__(live)
         state, answers = live.state, live.answers
         assert answers is not None
+        assert answers.before is not None
         self.steps: list[ReuseStep] = []
-        self.sure = {place for place, task in enumerate(state.dag) if len(files_of(task)) == len(task.files)}
-        """The tasks of the plan that read no open task, and no file that is read again at the start."""
         self._like = earlier
         self._answers = answers
         self._usages = usages
-        self._before = AnswerKeys(earlier.state, stored_answer_keys(earlier))
-        self._after = AnswerKeys(state, answers.backend_keys)
-        self._places = places
-        self._earlier: dict[int, int | None] = {}
-        """The position in the earlier run of each task that was looked for."""
+        self._before = answers.before
+        self._after = answers.keys_of(state)
         self._open: set[int] = set()
         """Tasks whose result may differ from the result that is assumed."""
         self._unknown: set[int] = set()
         """The open tasks of which no result is known that could be assumed."""
 
-    def reuse(self, position: int) -> list[events.Event]:
+    def find(self, position: int) -> EarlierAnswer:
+        """Return the answer that the task takes over, or `_CALLED`."""
+        return self._answers.find(self._state, position) or _CALLED
+
+    def take_over(self, position: int, answer: EarlierAnswer) -> list[events.Event]:
         """Complete the task, and note its step."""
-        task, answer = self._state.dag.tasks[position], self._answers.find(self._state, position)
+        task, found = self._state.dag.tasks[position], None if answer is _CALLED else answer
         depends_on: list[int] = []
         if self._open:
             reads = self._reads(position)
-            if not reads.isdisjoint(self._open):
-                self.sure.discard(position)
             # A task with `cache` may find an answer for any other prompt.
-            decisive = self._gates(position) if answer is None and task.cache is False else reads
+            decisive = self._gates(position) if found is None and task.cache is False else reads
             depends_on = [] if task.id in self._answers.fork_keeps else sorted(decisive & self._open)
-        action = ReuseAction.DEPENDS if depends_on else ReuseAction.RUN if answer is None else ReuseAction.REUSE
-        self._note(position, action, self._reason(position, depends_on, answer), depends_on, answer)
+        action = ReuseAction.DEPENDS if depends_on else ReuseAction.RUN if found is None else ReuseAction.REUSE
+        self._note(position, action, self._reason(position, depends_on, found), depends_on, found)
         if action is not ReuseAction.REUSE:
             self._open.add(position)
-        return self._assume(position) if answer is None else self.take_over(position, answer)
+        if found is None:
+            return self._assume(position)
+        self._end(position, TaskStatus.COMPLETED, found.text, found.data)
+        return [] if not found.adds else [growth.add(self._run, found.adds, task.id)]
+
+    def _end(self, position: int, status: TaskStatus, text: str = "", data: JsonValue = None) -> None:
+        result = TaskResult(self._state.dag.tasks[position].id, status, text, data)
+        self._state.assume(position, result)
+        self._scheduler.finish_without_slot(position, status)
 
     def _assume(self, position: int) -> list[events.Event]:
         """Let the task end as in the earlier run."""
@@ -245,12 +244,12 @@ class _Foresight(OutcomeHandler):
             if self._like.state.has_added(earlier):
                 self._add_again(position, earlier)
         elif task.failure_mode is not FailureMode.HARD and status is (failed := failed_status(task.failure_mode)):
-            started = self._state.start(position, self._stamp(), "")
-            self._scheduler.finish(position, failed)
-            return [started, self._state.fail(position, self._stamp(), BackendError(ErrorKind.UNEXPECTED, ""))]
+            self._end(position, failed)
+            return []
         else:
             self._unknown.add(position)
-        return self.take_over(position, EarlierAnswer(text, data, None, "", "", ""))
+        self._end(position, TaskStatus.COMPLETED, text, data)
+        return []
 
     def _add_again(self, position: int, earlier: int) -> None:
         """Add the tasks that the task added in the earlier run."""
@@ -258,7 +257,7 @@ class _Foresight(OutcomeHandler):
         name = state.dag.tasks[earlier].id
         added = [task for place, task in enumerate(state.dag.tasks) if state.added_by(place) == name]
         try:
-            self._growth.add(added, self._state.dag.tasks[position].id)
+            growth.add(self._run, added, self._state.dag.tasks[position].id)
         except DAGError:  # the new plan has no room for the tasks; the task itself decides anew
             self._unknown.add(position)
 
@@ -277,9 +276,19 @@ class _Foresight(OutcomeHandler):
             self._open.add(position)
         return new_events
 
+    def vote(self, position: int) -> list[events.Event]:
+        """Decide the vote by the answers that are assumed, if any."""
+        samples = {self._state.dag.position(name) for name in self._state.dag.tasks[position].depends_on}
+        for kind in (self._open, self._unknown):
+            if not kind.isdisjoint(samples):
+                kind.add(position)
+        return self._end_for_each(position, "") if position in self._unknown else super().vote(position)
+
     def expand_or_gather(self, position: int) -> list[events.Event]:
-        """Expand the task with `for_each`, or gather. Note a step only if the list is not known yet."""
+        """Expand a list or a called plan, or gather. Note a step only if the tasks are not known yet."""
         task = self._state.dag.tasks[position]
+        if task.calls:
+            return self._foresee_call(position)
         over = self._state.dag.position(task.for_each or "")
         if position in self._state.parts:
             for kind in (self._open, self._unknown):
@@ -288,12 +297,35 @@ class _Foresight(OutcomeHandler):
             return super().expand_or_gather(position)
         if over not in self._unknown:
             try:
-                return self._growth.expand(position)
+                return growth.expand(self._run, position)
             except DAGError:
                 pass
         self._open.add(position)
         self._unknown.add(position)
         self._note(position, ReuseAction.RUN, f"a part for each element of {task.for_each}, which runs first")
+        return self._end_for_each(position, "")
+
+    def _foresee_call(self, position: int) -> list[events.Event]:
+        """Add the tasks of the called plan, or gather. Whether a loop has another round is not known if a task of the
+        last one has no result that could be assumed.
+        """
+        task, parts = self._state.dag.tasks[position], self._state.parts.get(position)
+        reads = self._reads(position) if parts is None else set(parts)
+        if not self._open.isdisjoint(reads):
+            self._open.add(position)
+        if self._unknown.isdisjoint(reads):
+            return super().expand_or_gather(position)
+        self._unknown.add(position)
+        if parts is None:
+            try:
+                return growth.add_round(self._run, position)
+            except PlaitError:
+                what = "the tasks of its plan, with values that are not known yet"
+                self._note(position, ReuseAction.RUN, what)
+        elif task.call is not None and task.call.is_loop and growth.rounds(self._run, position) < task.call.max:
+            self._note(
+                position, ReuseAction.RUN, f"further rounds, {task.call.max} at most, until its condition is true"
+            )
         return self._end_for_each(position, "")
 
     def _reads(self, position: int) -> set[int]:
@@ -307,7 +339,8 @@ class _Foresight(OutcomeHandler):
         dag, task = self._state.dag, self._state.dag.tasks[position]
         gates = set[int]() if task.when is None else self._positions(task, named(replace(task, prompt="?")))
         if (by := self._state.added_by(position)) is not None:
-            gates.add(dag.position(dag[by].for_each or by))
+            whole = dag.position(dag[by].for_each or by)
+            gates |= self._reads(whole) if dag[by].calls else {whole}
         return gates
 
     def _positions(self, task: Task, names: set[str]) -> set[int]:
@@ -316,9 +349,7 @@ class _Foresight(OutcomeHandler):
         return {self._state.dag.position(name) for name in names if name in self._state.dag}
 
     def _earlier_position(self, position: int) -> int | None:
-        if position not in self._earlier:
-            self._earlier[position] = self._places.get(to_json(task_identity(self._state, position)))
-        return self._earlier[position]
+        return next(self._answers.earlier_tasks(self._state, position), None)
 
     def _note(
         self,
@@ -331,7 +362,9 @@ class _Foresight(OutcomeHandler):
         runs_if_same: bool | None = None,
     ) -> None:
         """Note a step; `answer` is taken over if upstream answers are as assumed."""
-        task, earlier = self._state.dag.tasks[position], self._earlier_position(position)
+        task, earlier = self._state.dag.tasks[position], None if answer is None else answer.position
+        if earlier is None:
+            earlier = self._earlier_position(position)
         step = ReuseStep(
             task.id,
             action,

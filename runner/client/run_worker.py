@@ -18,9 +18,8 @@ from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.store_protocol import Store
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.domain.run_result import RunResult
-from plait.runner.engine.lease import LEASE_SECONDS
-from plait.runner.engine.run_handle import Run
-from plait.runner.state.timeouts import bounded
+from plait.runner.engine.live_run import Run
+from plait.runner.engine.run_options import LEASE_SECONDS
 from plait.safe_text import one_line
 from plait.statuses import RunStatus
 
@@ -30,8 +29,6 @@ AGAIN_S = 60.0
 """Seconds before a run that could not be executed here is tried again."""
 NOT_DUE_S = 5.0
 """Seconds before a run that waits for a person is tried again, if the run is due by the store's clock, not by ours."""
-STORE_TIMEOUT_S = 10.0
-"""Time limit of a call of the store, in seconds, as of `ParallelRunner`."""
 _CHOICE = 10
 """Number of the oldest runs of which a worker takes one at random, so that few workers want the same run."""
 _PAGE = 50
@@ -69,9 +66,9 @@ class Worker:
     """Executes the claimable runs of `store` until `stop`."""
 
     def __init__(self, store: Store, options: WorkerOptions, display: WorkerDisplay) -> None:
-        self._store = bounded(store, STORE_TIMEOUT_S)
         self._options = options
         self._of_store = TrustedBackends(store, options.files, lease=options.lease).runs()
+        self._store = self._of_store.options.store or store  # with a time limit
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
         """The runs that are executed here; None while the run is being prepared."""

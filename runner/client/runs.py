@@ -2,127 +2,72 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from types import EllipsisType, TracebackType
-from typing import Any, Protocol, Self
+from fnmatch import fnmatchcase
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, get_args
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 
 from plait import events
-from plait.backends.backend_protocol import Backend, Reply
-from plait.backends.function_backend import as_backend
-from plait.backends.prices import Price
-from plait.clock_and_ids import Clock
+from plait.backends.backend_protocol import Reply
 from plait.errors import PlaitError, RunNotFound, RunOwned, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
 from plait.program_log import logger
 from plait.runner.client.answer_task import (
     How,
-    PersonDecision,
     answer_question,
     apply_decision,
     unanswered_questions,
     wait_for_answer,
 )
-from plait.runner.client.cancel_run import OnUnreached, cancel_run
+from plait.runner.client.cancel_run import cancel_run
 from plait.runner.client.continue_task import continue_task
-from plait.runner.client.create_run import create_run, with_policy
-from plait.runner.client.drive_run import Drive, new_run, stored_run_drive
+from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
+from plait.runner.client.retention import Deletion, delete_expired
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
 from plait.runner.domain import policy as policies
-from plait.runner.domain.asked_question import OnQuestion, OpenQuestion
+from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.run_result import RunResult
 from plait.runner.drawing.dag_picture import coordinates
+from plait.runner.engine.checkpointer import unbounded
 from plait.runner.engine.event_feed import LiveText, TextPiece
-from plait.runner.engine.inbox import LOOK_EVERY_S
-from plait.runner.engine.lease import LEASE_SECONDS
-from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.run_handle import Run
-from plait.runner.engine.run_options import DEFAULT_BACKEND, RunOptions, default_backend
+from plait.runner.engine.inbox import LOOK_EVERY_S, is_to_be_cancelled
+from plait.runner.engine.live_run import Run
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
-from plait.runner.recovery.resume import Preview, ResumeOptions, preview
+from plait.runner.recovery.resume import OnUnreached, Preview, ResumeOptions, continued_run, preview
 from plait.runner.reuse.earlier_answers import (
     ReuseFrom,
     require_tasks,
 )
-from plait.runner.scheduling.rate_limits import RateLimits
-from plait.runner.scheduling.slots import default_concurrency
-from plait.runner.state.codec import decode_dag
-from plait.runner.state.own_store import OwnStore, with_open_store
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
     StoredRun,
+    decode_dag,
     stored_run,
 )
-from plait.runner.state.task_files import with_digests
-from plait.runner.state.timeouts import bounded
 from plait.runner.views.live_view import LiveView
-from plait.runner.views.read_views import RunFilter, find_runs, history, list_questions, look_up, task_detail
+from plait.runner.views.read_views import find_runs, history, list_questions, look_up, run_view, task_detail
+from plait.runner.views.result_rows import result_rows
 from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
 from plait.statuses import RunStatus
-from plait.task import GrowthLimits, Task
+from plait.task import Task
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 POLL_SECONDS = 0.2
-CANCEL_GRACE_SECONDS = 5.0
-DEFAULT_LIMITS = GrowthLimits()
 AS_STORED = ResumeOptions()
-
-
-def run_options(
-    backend: Backend | Callable[[str], Any] | None = None,
-    *,
-    backends: Mapping[str, Backend | Callable[[str], Any]] | None = None,
-    default: str | None = None,
-    store: Store | None = None,
-    concurrency: int | EllipsisType | None = ...,
-    limits: Mapping[str, int] | None = None,
-    rates: Mapping[str, RateLimits] | None = None,
-    shared_limits: bool = False,
-    strict: bool = False,
-    store_timeout: float = 10.0,
-    lease: float = LEASE_SECONDS,
-    cancel_grace: float = CANCEL_GRACE_SECONDS,
-    growth: GrowthLimits = DEFAULT_LIMITS,
-    on_question: OnQuestion | None = None,
-    prices: Mapping[str, Price] | None = None,
-    clock: Clock | None = None,
-    rng: random.Random | None = None,
-) -> RunOptions:
-    """Return the options of `ParallelRunner`, checked. Raises ValueError."""
-    if not store_timeout > 0:
-        raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
-    named = {name: as_backend(one) for name, one in (backends or {}).items()}
-    if backend is not None:
-        named[DEFAULT_BACKEND] = as_backend(backend)
-    if concurrency is ...:
-        concurrency = default_concurrency((limits or {}).get(name) for name in named)
-    return RunOptions(
-        backends=named,
-        default=default_backend(named, default, given=backend is not None),
-        store=None if store is None else bounded(store, store_timeout),
-        concurrency=concurrency,
-        limits=dict(limits or {}),
-        rates=dict(rates or {}),
-        shared_limits=shared_limits,
-        strict=strict,
-        lease=lease,
-        cancel_grace=cancel_grace,
-        growth=growth,
-        on_question=on_question,
-        prices=dict(prices or {}),
-        clock=clock or Clock(),
-        rng=rng or random.SystemRandom(),  # forked processes need different retry delays
-    )
 
 
 class Need(Enum):
@@ -150,23 +95,6 @@ class BackendSource(Protocol):
         read already, `task_id` the task to be continued. Raises PlaitError.
         """
         ...
-
-
-class _SameForAll:
-    """The backends of one runner, for every run."""
-
-    def __init__(self, options: RunOptions) -> None:
-        self._options = options
-
-    def for_run(
-        self,
-        run_id: str,  # noqa: ARG002 - signature of BackendSource
-        need: Need,  # noqa: ARG002
-        *,
-        run: StoredRun | None = None,  # noqa: ARG002
-        task_id: str | None = None,  # noqa: ARG002
-    ) -> AbstractAsyncContextManager[RunOptions]:
-        return nullcontext(self._options)
 
 
 @dataclass(slots=True)
@@ -207,6 +135,19 @@ class _Waiting:
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
+def _with_open_store(
+    method: Callable[Concatenate[Runs, _P], Awaitable[_T]],
+) -> Callable[Concatenate[Runs, _P], Awaitable[_T]]:
+    """Keep the store of the object open during each call of `method`."""
+
+    @wraps(method)
+    async def call(self: Runs, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        async with self.options.own_store.opened():
+            return await method(self, *args, **kwargs)
+
+    return call
+
+
 class Runs:
     """The runs of a store, as `ParallelRunner(...).runs`.
 
@@ -223,15 +164,12 @@ class Runs:
     called from the event loop's thread. Every method may raise StoreError, and StoreRequired without a store.
     """
 
-    def __init__(
-        self, options: RunOptions, own_store: OwnStore | None = None, source: BackendSource | None = None
-    ) -> None:
+    def __init__(self, options: RunOptions, source: BackendSource | None = None) -> None:
         self.options = options
         """The options of new runs."""
-        self.own_store = own_store or OwnStore(options.store)
         self.poll = POLL_SECONDS
         """The interval in seconds at which `events` reads the store."""
-        self._source = source or _SameForAll(options)
+        self._source = source
         self._driven: dict[str, _Driven] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._group: anyio.abc.TaskGroup | None = None
@@ -248,7 +186,7 @@ class Runs:
         if self._group is not None:
             raise RuntimeError("the runs of a runner can be entered only once; create another ParallelRunner")
         assert self._store is not None
-        await self._block.enter_async_context(self.own_store.opened())
+        await self._block.enter_async_context(self.options.own_store.opened())
         self._group = await anyio.create_task_group().__aenter__()
         return self
 
@@ -268,46 +206,16 @@ class Runs:
                 return None
             return await self._group.__aexit__(kind, error, trace)
 
-    def begin(
-        self,
-        dag: DAG | Iterable[Task],
-        run_id: str | None = None,
-        *,
-        settings: Mapping[str, JsonInput] | None = None,
-        policy: Policy | None = None,
-        like: str | ReusePreview | None = None,
-        fresh: Collection[str] = (),
-        keep_answers: bool = False,
-    ) -> Run:
-        """Return a new run of `dag`, to be executed in its `async with`: see `ParallelRunner.start`."""
-        dag = as_dag(dag)
-        reuse = _reuse(like.like if isinstance(like, ReusePreview) else like, fresh, keep_answers)
-        known = like.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
-        return self._run(*new_run(self.options, dag, run_id, settings, policy, reuse, known))
-
-    def resume(
-        self,
-        run_id: str,
-        *,
-        retry_failed: bool = False,
-        answers: Mapping[str, JsonInput] | None = None,
-        policy: Policy | None = None,
-        prompts: Mapping[str, str] | None = None,
-    ) -> Run:
-        """Return a stored run, to be continued with the backends of `options` in its `async with`: see
-        `ParallelRunner.resume`.
-        """
-        how = resume_options(retry_failed, answers, policy, prompts)
-        return self._run(*stored_run_drive(self.options, run_id, how))
-
     @asynccontextmanager
     async def open(self, run: StoredRun, how: ResumeOptions = AS_STORED) -> AsyncGenerator[tuple[Run, RunOptions]]:
         """Open the backends of a run that has been read. Yield the run, to be continued in its own `async with`, and
         the options with its backends. Raises PlaitError.
         """
-        run_id, need = run.record.run_id, Need.RETRY if how.retry_failed else Need.RESUME
-        async with self._source.for_run(run_id, need, run=run) as options:
-            yield self._run(*stored_run_drive(options, run_id, how, run)), options
+        need = Need.RETRY if how.retry_failed else Need.RESUME
+        if await is_to_be_cancelled(run.store, run.record):
+            need = Need.CANCEL
+        async with self._backends_of(run.record.run_id, need, run=run) as options:
+            yield continued_run(options, run.record.run_id, how, run), options
 
     async def start(
         self,
@@ -348,7 +256,7 @@ class Runs:
         """
         return (await self.find_or_create(dag, run_id, key=key, settings=settings, policy=policy))[0]
 
-    @with_open_store
+    @_with_open_store
     async def find_or_create(
         self,
         dag: DAG | Iterable[Task],
@@ -362,9 +270,10 @@ class Runs:
         for all but one of several calls with the key at the same time.
         """
         dag = as_dag(dag)
-        return await create_run(self.options, dag, run_id, key, with_policy(self.options, dag, settings, policy))
+        settings = with_policy(self.options, dag, settings, policy)
+        return await create_run(self.options, dag, run_id, key, settings)
 
-    @with_open_store
+    @_with_open_store
     async def preview_like(
         self,
         dag: DAG | Iterable[Task],
@@ -373,9 +282,10 @@ class Runs:
         fresh: Collection[str] = (),
         keep_answers: bool = False,
         policy: Policy | None = None,
+        record: RunRecord | None = None,
     ) -> ReusePreview:
         """Return which tasks of a `run` with the same arguments take an answer over and which run, each with the
-        reason. Call and store nothing.
+        reason. Call and store nothing. `record` is the record of the earlier run if it has been read already.
 
         A task that is said to take its answer over takes it over, and a task that is said to run runs, unless a task
         before fails. DEPENDS names the tasks that run and whose answers decide.
@@ -386,9 +296,9 @@ class Runs:
         dag = as_dag(dag)
         require_tasks(fresh, dag.tasks)
         reuse = ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
-        return replace(await preview_reuse(self.options, with_digests(dag), reuse, policy), dag=dag)
+        return await preview_reuse(self.options, dag, reuse, policy, record)
 
-    @with_open_store
+    @_with_open_store
     async def fork(
         self,
         run_id: str,
@@ -420,27 +330,54 @@ class Runs:
             self.options.store, run_id, start, **edits, inputs=inputs or {}, only=only, backend=backend
         )
 
-    @with_open_store
+    @_with_open_store
     async def preview_fork(self, fork: Fork) -> ReusePreview:
         """Return what each task of the fork would do: see `preview_like`."""
         return await preview_reuse(self.options, fork.dag, fork.reuse, fork.policy)
 
     def start_fork(self, fork: Fork) -> Run:
         """Start the fork in the background: `async with runs.start_fork(fork) as run:`. Raises as `run`."""
-        return self._run(*new_run(self.options, fork.dag, None, fork.settings, fork.policy, fork.reuse))
+        return new_run(self.options, fork.dag, settings=fork.settings, policy=fork.policy, like=fork.reuse)
 
-    @with_open_store
+    @_with_open_store
     async def preview(self, run_id: str, *, retry_failed: bool = False) -> Preview:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Change nothing.
 
         Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
         is cancelled, StoreError.
         """
-        run = await self.read(run_id)
-        async with self._source.for_run(run_id, Need.INSPECT, run=run) as options:
+        return await self.preview_read(await self.read(run_id), retry_failed=retry_failed)
+
+    async def preview_read(self, run: StoredRun, *, retry_failed: bool) -> Preview:
+        """Do as `preview` for a run that has been read."""
+        async with self._backends_of(run.record.run_id, Need.INSPECT, run=run) as options:
             return await preview(options, run, retry_failed)
 
-    @with_open_store
+    @_with_open_store
+    async def export(self, run_id: str, tasks: str = "*") -> Sequence[dict[str, Any]]:
+        """Return a row for each task whose id matches the pattern `tasks`, as `plait export` writes it, in the order of
+        the plan; the parts of a `for_each` stand in the place of their whole. Raises RunNotFound.
+        """
+        run = await self.get(run_id)
+        chosen = [task for task in run.tasks.values() if fnmatchcase(task.task_id, tasks)]
+        return await anyio.to_thread.run_sync(result_rows, chosen)
+
+    @_with_open_store
+    async def delete(
+        self, *, keep: int | None = None, older_than: float | None = None, dry_run: bool = False
+    ) -> Deletion:
+        """Delete ended runs for good, with everything stored of each and all files, and shrink the file of the store.
+
+        A run goes if it is not among the `keep` newest ended ones and ended more than `older_than` seconds ago; without
+        both, none goes. A run that has not ended, that a process works on, or whose answers an unfinished run takes
+        over, stays. With `dry_run` only say which. Has no time limit. Raises PlaitError for a store that deletes no
+        runs, StoreError.
+        """
+        assert self._store is not None
+        store, now = unbounded(self._store), self.options.clock.wall()
+        return await delete_expired(store, now, keep=keep, older_than=older_than, dry_run=dry_run)
+
+    @_with_open_store
     async def settle(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
         """Settle a task that waits for a person; a following `resume` continues the run.
 
@@ -453,11 +390,12 @@ class Runs:
         Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
         PlaitError if the task is not waiting or the text does not fit, StoreError.
         """
-        decision = PersonDecision(how, text)
-        async with self._source.for_run(run_id, Need.INSPECT) as options:
-            await apply_decision(options, run_id, task_id, decision)
+        if how not in get_args(How):
+            raise ValueError(f"how must be 'done', 'again' or 'fail', not {how!r}")
+        async with self._backends_of(run_id, Need.INSPECT) as options:
+            await apply_decision(options, run_id, task_id, how, text)
 
-    @with_open_store
+    @_with_open_store
     async def cancel(
         self, run_id: str, *, wait: float = 0.0, on_unreached: OnUnreached = lambda _hosts: None
     ) -> RunStatus:
@@ -478,10 +416,10 @@ class Runs:
         and is then watched for one `lease`. Raises StoreRequired, RunNotFound, StoreError. Cancelling this call does
         not withdraw the request.
         """
-        async with self._source.for_run(run_id, Need.CANCEL) as options:
+        async with self._backends_of(run_id, Need.CANCEL) as options:
             return await cancel_run(options, run_id, wait, on_unreached)
 
-    @with_open_store
+    @_with_open_store
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
         """Continue the conversation of a task after the run: send `message`, store the turn, return the reply.
 
@@ -495,10 +433,10 @@ class Runs:
         """
         run = await self.read(run_id)
         run.require_task(task_id)
-        async with self._source.for_run(run_id, Need.CONTINUE, run=run, task_id=task_id) as options:
+        async with self._backends_of(run_id, Need.CONTINUE, run=run, task_id=task_id) as options:
             return await continue_task(options, run, task_id, message)
 
-    @with_open_store
+    @_with_open_store
     async def questions(self, run_id: str) -> Sequence[OpenQuestion]:
         """Return the unanswered questions of a stored run, in the order of the tasks.
 
@@ -506,7 +444,7 @@ class Runs:
         """
         return await unanswered_questions(self.options, run_id)
 
-    @with_open_store
+    @_with_open_store
     async def answer(
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
     ) -> bool:
@@ -527,11 +465,13 @@ class Runs:
             await self._continue(run_id, waiting)
         return taken
 
-    async def read(self, run_id: str) -> StoredRun:
-        """Return the stored run with its tasks, as a resume reads it. Raises RunNotFound."""
-        return await stored_run(self.options.store, run_id)
+    async def read(self, run_id: str, record: RunRecord | None = None) -> StoredRun:
+        """Return the stored run with its tasks, as a resume reads it; `record` is its record if it has been read
+        already. Raises RunNotFound.
+        """
+        return await stored_run(self.options.store, run_id, record)
 
-    @with_open_store
+    @_with_open_store
     async def get(self, run_id: str, *, tasks: bool = True) -> RunDetail:
         """Return the stored state of the run, with its tasks unless `tasks` is False. Raises RunNotFound."""
         return await look_up(self._store, run_id, self.options.clock.wall(), tasks)
@@ -541,7 +481,7 @@ class Runs:
         """The ids of the runs executing here now."""
         return tuple(self._driven)
 
-    @with_open_store
+    @_with_open_store
     async def list(
         self,
         limit: int = 50,
@@ -555,19 +495,20 @@ class Runs:
         `offset`. With `statuses` only runs in one of them, with `name` only runs of exactly this name, with `search`
         only runs with this text in their id or name, in any case.
         """
-        return await find_runs(self._store, RunFilter(limit, offset, statuses, name, search))
+        records = await find_runs(self._store, limit, offset=offset, statuses=statuses, name=name, search=search)
+        return tuple(map(run_view, records))
 
-    @with_open_store
+    @_with_open_store
     async def task(self, run_id: str, task_id: str) -> TaskDetail:
         """Return a task with its conversation and attempts. Raises RunNotFound, TaskNotFound."""
         return await task_detail(self._store, run_id, task_id, self.options.clock.wall())
 
-    @with_open_store
+    @_with_open_store
     async def list_questions(self) -> Sequence[QuestionView]:
         """Return the tasks of all runs that wait for a person."""
         return await list_questions(self._store)
 
-    @with_open_store
+    @_with_open_store
     async def graph(self, run_id: str) -> dict[str, Any]:
         """Return the picture of the run's graph: see `drawing.coordinates`. Raises RunNotFound."""
         run = await self.read(run_id)
@@ -599,12 +540,12 @@ class Runs:
                         yield piece
             await self.options.clock.sleep(self.poll)
 
-    def _run(self, live: LiveRun, drive: Drive) -> Run:
-        async def drive_opened(live: LiveRun) -> RunResult:
-            async with self.own_store.opened():
-                return await drive(live)
-
-        return Run(live, drive_opened)
+    def _backends_of(
+        self, run_id: str, need: Need, *, run: StoredRun | None = None, task_id: str | None = None
+    ) -> AbstractAsyncContextManager[RunOptions]:
+        if self._source is None:
+            return nullcontext(self.options)
+        return self._source.for_run(run_id, need, run=run, task_id=task_id)
 
     async def _start(self, run_id: str, how: ResumeOptions) -> None:
         self._inside(run_id)
@@ -692,29 +633,6 @@ async def _execute(driven: _Driven, run: Run) -> RunStatus:
             if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
                 driven.began.set()
     return (await run.result()).status
-
-
-def resume_options(
-    retry_failed: bool,
-    answers: Mapping[str, JsonInput] | None,
-    policy: Policy | None,
-    prompts: Mapping[str, str] | None,
-) -> ResumeOptions:
-    """Return the options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
-    if prompts and not retry_failed:
-        raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
-    return ResumeOptions(retry_failed, answers, policy, prompts or {})
-
-
-def _reuse(like: str | None, fresh: Collection[str], keep_answers: bool) -> ReuseFrom | None:
-    """Return which answers are taken over. Raises ValueError for `fresh` or `keep_answers` without `like`."""
-    if like is not None:
-        return ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
-    if fresh:
-        raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
-    if keep_answers:
-        raise ValueError("keep_answers keeps the answers of persons in an earlier run; give the run with like=RUN_ID")
-    return None
 
 
 async def load_progress(store: Store, run_id: str) -> WorkflowProgress:

@@ -13,9 +13,8 @@ from plait.errors import InvalidRequest, RunNotFound, StoreUnusable, TaskNotFoun
 from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.client.backend_set import read_plan_data, stores_backends
+from plait.runner.engine.lease import shown_status
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.views.read_views import shown_status
 from plait.safe_text import SCHEMES, masked_address
 from plait.statuses import RunStatus
 
@@ -107,11 +106,9 @@ def runs_of_plan(path: Path | None) -> RunsOfPlan | None:
     """Return the runs of the plan file that a person names. Raises InvalidRequest, PlanError."""
     if path is None:
         return None
-    try:
-        name = read_plan_data(path).get("name")
-    except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read ({error.strerror}); check --plan") from None
-    return RunsOfPlan(str(name or path.stem), path.resolve())
+    from plait.runner.client.backend_set import read_plan_data  # noqa: PLC0415 - the reader of plans is slow to load
+
+    return RunsOfPlan(str(read_plan_data(path).get("name") or path.stem), path.resolve())
 
 
 async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> RunRecord:
@@ -176,6 +173,15 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
         shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
+
+
+def stores_backends(run: RunRecord) -> bool:
+    """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
+    runs can be resumed by the command. `run` includes its settings.
+    """
+    settings = json.loads(run.settings)
+    kinds = {"backends": dict, "default_backend": str, "folder": str}
+    return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
 
 
 async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:

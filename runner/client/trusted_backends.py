@@ -1,4 +1,5 @@
-"""The backends of a stored run, from its settings and from files that a person names.
+"""The backends of a stored run, from its settings and from files that a person names; and what changed in the plan file
+since: a resume takes the prompts of failed tasks from it, and leaves the rest as stored.
 
 The database may come from anywhere, so its contents are trusted only in part. A Python function is never imported by a
 stored name, but taken from the present plan file. A key is not sent to a server that only the database names. The
@@ -17,23 +18,32 @@ import json
 import os
 import pwd
 import stat
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from pydantic import ValidationError
 
 from plait.backends.backend_protocol import Backend
+from plait.backends.command_backend import CommandBackend
 from plait.backends.models.anthropic_api import AnthropicBackend
 from plait.backends.models.endpoint import is_environments
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import Price
-from plait.backends.specs.agent_specs import AgentSpec, PydanticAISpec
-from plait.backends.specs.build_backend import AnthropicSpec, BackendSpec, FunctionSpec, OpenAISpec
+from plait.backends.specs.backend_specs import (
+    AnthropicSpec,
+    BackendSpec,
+    CommandSpec,
+    FunctionSpec,
+    OpenAISpec,
+    ProgramSpec,
+    PydanticAISpec,
+)
 from plait.backends.specs.host_specs import HostsPart
 from plait.errors import BackendUnavailable, InvalidRequest
+from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.program_log import logger
@@ -42,23 +52,28 @@ from plait.runner.client.backend_set import (
     BackendOptions,
     BackendSet,
     backend_set_of_file,
+    called_plan_data,
     hosts_of_file,
+    plan_digest,
     read_hosts,
     read_plan_data,
     read_prices,
+    requested_spec,
     required_backends,
     stored_concurrency,
-    stores_backends,
 )
-from plait.runner.client.runs import Need, Runs, run_options
-from plait.runner.domain.dag import DAG
-from plait.runner.engine.inbox import is_to_be_cancelled
+from plait.runner.client.fork_run import Fork
+from plait.runner.client.runs import Need, Runs
+from plait.runner.client.store_place import stores_backends
 from plait.runner.engine.run_options import RunOptions
+from plait.runner.plan.plan_file import Plan
 from plait.runner.policies import policy_of
-from plait.runner.recovery.resume_plan import RUNS, ResumeAction, plan_resume
-from plait.runner.state.codec import decode_dag
-from plait.runner.state.stored_run import StoredPolicy, StoredRun, has_ended, placed_attempts, stored_record
-from plait.statuses import TaskStatus
+from plait.runner.policies.follow_ups import FOLLOWS
+from plait.runner.policies.goal_policy import OrchestratorPolicy
+from plait.runner.policies.step_workflow import Workflow
+from plait.runner.state.stored_run import StoredPolicy, StoredRun, decode_task, has_ended, placed_attempts, stored_run
+from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
+from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed
 
 Note: TypeAlias = Callable[[str], None]
 """Takes a message for a person."""
@@ -107,7 +122,15 @@ class StoredBackends:
                 specs = given.specs
                 prices = given.prices
                 return cls(
-                    run.run_id, specs, given.default, given.folder, None, files, specs, prices, made_by_program=True
+                    run.run_id,
+                    specs,
+                    default=given.default,
+                    folder=given.folder,
+                    plan=None,
+                    files=files,
+                    replacements=specs,
+                    prices=prices,
+                    made_by_program=True,
                 )
             raise InvalidRequest(
                 f"run {run.run_id} was not made by `plait run`, so its store does not name the backends; "
@@ -133,12 +156,21 @@ class StoredBackends:
         file = Path(plan) if plan else None
         if files.plans is not None:  # what is examined has to be what is read
             file, folder = None if file is None else file.resolve(), Path(folder).resolve()
-        return cls(run.run_id, specs, default, Path(folder), file, files, replacements, prices)
+        return cls(
+            run.run_id,
+            specs,
+            default=default,
+            folder=Path(folder),
+            plan=file,
+            files=files,
+            replacements=replacements,
+            prices=prices,
+        )
 
     def make_agents(self) -> dict[str, Backend]:
         """Return the agents, to ask for turns that outlived their runner. Starts and checks nothing."""
         specs = {name: self._stored_spec(name) for name in self.specs}
-        agents = {name: spec for name, spec in specs.items() if isinstance(spec, AgentSpec)}
+        agents = {name: spec for name, spec in specs.items() if isinstance(spec, ProgramSpec)}
         return {name: spec.make(self.folder) for name, spec in agents.items() if spec.on is None}
 
     def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, HostsPart]:
@@ -180,13 +212,31 @@ class StoredBackends:
             elif self.made_by_program:
                 raise InvalidRequest(self._missing_message(name))
         folders = {} if backends_file is None else dict.fromkeys(self.replacements, backends_file.resolve().parent)
-        return BackendSet(specs, self.default, folder, self.plan, folders, self.prices, self.hosts(specs))
+        return BackendSet(
+            specs,
+            self.default,
+            folder=folder,
+            plan=self.plan,
+            folders=folders,
+            prices=self.prices,
+            hosts=self.hosts(specs),
+        )
+
+    def needed(self, run: StoredRun, *, retry_failed: bool) -> tuple[BackendSet, list[str]]:
+        """Return the backends that a resume of the run may call, and their names. Raises InvalidRequest."""
+        led_by = StoredPolicy.of(run.record)
+        policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
+        statuses = run.statuses_of_resume(retry_failed=retry_failed)
+        names = required_backends(run.state.dag, self.default, statuses, policy=policy, known=self.specs)
+        tasks = zip(run.state.dag, statuses, strict=True)
+        self.require_commands(task for task, status in tasks if status not in TASK_DONE)
+        return self.select(names), names
 
     def _trusted_spec(self, name: str) -> BackendSpec | None:
         """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""
         spec = self._stored_spec(name)
-        if isinstance(spec, FunctionSpec | AgentSpec) or (spec is not None and _uses_plan_file(spec)):
-            self._require_trusted(name, [self.folder] if self.plan is None else [self.plan, self.folder])
+        if isinstance(spec, FunctionSpec | ProgramSpec) or (spec is not None and _uses_plan_file(spec)):
+            self._require_trusted(name, [*self._plan_files(), self.folder])
         if spec is None:
             return None
         if isinstance(spec, FunctionSpec):
@@ -200,6 +250,12 @@ class StoredBackends:
         self._require_trusted(name, [(self.folder / file).resolve() for file in _files_called(spec)])
         return spec
 
+    def _plan_files(self) -> list[Path]:
+        """Return the plan file, with those of the plans that it calls for a worker, who has to trust each."""
+        if self.plan is None:
+            return []
+        return [self.plan] if self.files.plans is None or not self.plan.exists() else [*called_plan_data(self.plan)]
+
     def _require_trusted(self, name: str, files: Iterable[Path]) -> None:
         """Raise InvalidRequest if a worker does not trust one of the files or folders, which backend `name` uses."""
         if self.files.plans is None:
@@ -211,6 +267,37 @@ class StoredBackends:
                     f"--plans {file if file.is_dir() else file.parent}, or let no other user write there"
                 )
 
+    def require_commands(self, tasks: Iterable[Task]) -> None:
+        """Raise InvalidRequest if one of the `tasks` runs a command that neither stands in the plan file, word for
+        word, nor is allowed by the backend in a file.
+        """
+        runs: list[tuple[Task, str, Sequence[str]]] = []
+        for task in tasks:
+            runs += [(task, task.backend or "", task.run)] if task.run else []
+            runs += [(task, COMMAND_BACKEND, task.check.run)] if task.check and task.check.run else []
+            for called in () if task.call is None else task.call.tasks:
+                backend = called.get("backend") or COMMAND_BACKEND
+                commands = commands_of(called).items()
+                runs += [(task, backend if key == "run" else COMMAND_BACKEND, words) for key, words in commands]
+        if not runs:
+            return
+        written: set[tuple[str, ...]] = set()
+        if self.plan is not None and self.plan.exists():
+            for data in called_plan_data(self.plan).values():
+                parts: object = data.get("tasks")
+                for part in cast("list[object]", parts) if isinstance(parts, list) else []:
+                    written |= set(map(tuple, commands_of(part).values()))
+        for task, backend, run in runs:
+            spec = self._trusted_spec(backend)
+            allows = spec.allows if isinstance(spec, CommandSpec) else ()
+            if tuple(run) not in written and not is_allowed(run, allows):
+                where = "no plan file" if self.plan is None else str(self.plan)
+                raise InvalidRequest(
+                    f"the command of task {task.id!r} of run {self.run_id} is taken from a plan file, not from the "
+                    f"store alone, and {where} has it: {' '.join(run)[:200]!r}; put it back, or allow it "
+                    "(`allows` of the backend) in a file named with --backends FILE"
+                )
+
     def _missing_message(self, name: str) -> str:
         has = f"{self.files.backends} names {_join_names(self.specs)} under `backends:`, and run {self.run_id} needs"
         if name == self.default:
@@ -218,15 +305,15 @@ class StoredBackends:
         return f"{has} {name!r} as well; add it"
 
     def _distrust_message(self, name: str, spec: BackendSpec) -> str:
-        if isinstance(spec, AgentSpec):
-            why = f"agent {name!r} of run {self.run_id} may run commands, so a plan file has to have it as stored"
+        if isinstance(spec, ProgramSpec):
+            why = f"backend {name!r} of run {self.run_id} may run commands, so a plan file has to have it as stored"
             if self.plan is None:
                 return f"{why}, and the run has no plan file; name a file with --backends FILE"
             now = self._plan_specs(name).get(name)
             if now is None:
                 return f"{why}, and {self.plan} has no such backend; put it back, or name a file with --backends FILE"
             old, new = spec.model_dump(), now.model_dump()
-            differing = ", ".join(key for key in {**old, **new} if old.get(key) != new.get(key))
+            differing = ", ".join(sorted(key for key in {**old, **new} if old.get(key) != new.get(key)))
             return (
                 f"{why}: the values of {differing} are not those of the plan file {self.plan}; change them there, or "
                 "name a file with --backends FILE"
@@ -264,12 +351,15 @@ class StoredBackends:
         if plan is None:
             raise InvalidRequest(f"{why}; name the file with --plan PATH")
         try:
-            value = read_plan_data(plan)
-        except OSError as error:
-            reason = f"{plan} cannot be read ({error.strerror})"
-            raise InvalidRequest(f"{why}, and {reason}; if it has moved, name it with --plan PATH") from None
+            plans = called_plan_data(plan).values()
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{why}, and {error}; if it has moved, name it with --plan PATH") from None
         try:
-            return SPECS.validate_python(value.get("backends") or {})
+            return {
+                name: spec
+                for data in reversed([*plans])  # a calling plan counts before the plans that it calls
+                for name, spec in SPECS.validate_python(data.get("backends") or {}).items()
+            }
         except ValidationError:
             raise InvalidRequest(f"{why}, and {plan} has mistakes now; `plait check` lists them") from None
 
@@ -281,7 +371,9 @@ def _join_names(names: Iterable[str]) -> str:
 def backends_of_file_only(backend_set: BackendSet) -> list[str]:
     """Return the names of the backends that a resume or a worker takes from a plan file, never from the store alone."""
     return [
-        name for name, spec in backend_set.specs.items() if isinstance(spec, FunctionSpec) or _needs_plan_file(spec)
+        name
+        for name, spec in backend_set.specs.items()
+        if isinstance(spec, FunctionSpec | CommandSpec) or _needs_plan_file(spec)
     ]
 
 
@@ -298,7 +390,7 @@ def _uses_plan_file(spec: BackendSpec) -> bool:
 
 def _needs_plan_file(spec: BackendSpec) -> bool:
     """Return whether a stored spec has to stand in the plan file as well."""
-    if isinstance(spec, AgentSpec | PydanticAISpec):
+    if isinstance(spec, ProgramSpec | PydanticAISpec):
         return not spec.is_harmless
     return isinstance(spec, OpenAISpec | AnthropicSpec) and _leaks_key(spec)
 
@@ -323,7 +415,7 @@ class TrustedBackends:
 
     `files` name replacements of stored backends. `note` is called if a backend that is wanted, but not needed, cannot
     be used here. `concurrency` replaces the number of tasks at once that is stored with a run; `options` are those of
-    `run_options`.
+    `RunOptions`.
     """
 
     def __init__(
@@ -339,7 +431,7 @@ class TrustedBackends:
         self._note = note
         self._concurrency = concurrency
         self._options = options
-        self._without = run_options(store=store, **options)
+        self._without = RunOptions(store=store, concurrency=concurrency, **options)
         assert self._without.store is not None
         self._store = self._without.store
 
@@ -355,29 +447,57 @@ class TrustedBackends:
     async def for_run(
         self, run_id: str, need: Need, *, run: StoredRun | None = None, task_id: str | None = None
     ) -> AsyncGenerator[RunOptions]:
-        """See `BackendSource`. A resume that has nothing to run, or only ends what runs, needs no backend."""
+        """See `BackendSource`. A resume that has nothing to run needs no backend."""
         if run is None:
-            _, record = await stored_record(self._store, run_id)
-            tasks = await self._store.list_tasks(run_id)
-            dag = decode_dag(record, tasks)
-        else:
-            record, tasks, dag = run.record, run.tasks, run.state.dag
-        retries = need is Need.RETRY
+            run = await stored_run(self._store, run_id)
         async with AsyncExitStack() as stack:
             if need is Need.INSPECT:
-                yield await self._inspecting(stack, record, dag, tasks)
+                yield await self._inspecting(stack, run)
             elif need is Need.CONTINUE:
                 assert task_id is not None
-                stored = self.of(record)
-                name = dag.backend_of(dag[task_id]) or stored.default
-                yield await self._opened(stack, record, stored.select([name]), [name])
-            elif need is not Need.CANCEL and has_ended(record, tasks, retries):
+                stored = self.of(run.record)
+                name = run.state.dag.backend_of(run.state.dag[task_id]) or stored.default
+                yield await self._opened(stack, run.record, stored.select([name]), [name])
+            elif need is Need.CANCEL:
+                yield await self._cancelling(stack, run)
+            elif has_ended(run.record, run.tasks, need is Need.RETRY):
                 yield self._without
-            elif need is Need.CANCEL or await is_to_be_cancelled(self._store, record):
-                yield await self._cancelling(stack, record, dag, tasks)
             else:
-                backend_set, names = select_backends(record, dag, tasks, self.of(record), retry_failed=retries)
-                yield await self._opened(stack, record, backend_set, names)
+                backend_set, names = self.of(run.record).needed(run, retry_failed=need is Need.RETRY)
+                yield await self._opened(stack, run.record, backend_set, names)
+
+    @asynccontextmanager
+    async def fork(
+        self, record: RunRecord, start: str, *, backend: str | None = None, **edits: Any
+    ) -> AsyncGenerator[tuple[Runs, Fork, BackendSet]]:
+        """Plan a fork of the run, with the `edits` of `Runs.fork`, and open the backends that it may call; `backend`
+        may also be a kind of backend. Yield runs on these backends, the fork and the backends. Raises as `Runs.fork`.
+        """
+        stored = self.of(record)
+        fork = await self.runs().fork(record.run_id, start, backend=backend, **edits)
+        stored.require_commands(fork.dag)
+        names = required_backends(fork.dag, stored.default, policy=fork.policy, known=stored.specs)
+        further = backend is not None and backend not in stored.specs
+        backend_set = stored.select(name for name in names if not (further and name == backend))
+        if backend is not None and further:
+            specs = {**backend_set.specs, backend: requested_spec(BackendOptions(backend))}
+            backend_set = replace(backend_set, specs=specs)
+        now = backend_set.settings()
+        backends = {**fork.settings.get("backends", {}), **cast("dict[str, Any]", now["backends"])}
+        fork = replace(fork, settings={**now, **fork.settings, "backends": backends})
+        async with AsyncExitStack() as stack:
+            options = await self._opened(stack, record, backend_set, list(backend_set.specs))
+            yield Runs(options), fork, backend_set
+
+    def of_checks(self, run: StoredRun) -> CommandBackend:
+        """Return the backend for the commands that checked the completed tasks of `run`. Raises InvalidRequest."""
+        stored = self.of(run.record)
+        done = zip(run.state.dag, run.state.statuses, strict=True)
+        stored.require_commands(task for task, status in done if status is TaskStatus.COMPLETED and not task.run)
+        spec = stored.select([COMMAND_BACKEND]).specs.get(COMMAND_BACKEND)
+        if not isinstance(spec, CommandSpec) or spec.on is not None:
+            raise InvalidRequest(f"run {run.record.run_id} has no backend 'command' for checks on this machine")
+        return spec.make(stored.folder if self._files.plan is None else self._files.plan.resolve().parent)
 
     async def _opened(
         self, stack: AsyncExitStack, record: RunRecord, backend_set: BackendSet, names: Sequence[str]
@@ -386,12 +506,11 @@ class TrustedBackends:
         concurrency = self._concurrency or stored_concurrency(record) or backend_set.concurrency()
         return backend_set.options(made, store=self._store, concurrency=concurrency, **self._options)
 
-    async def _cancelling(
-        self, stack: AsyncExitStack, record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord]
-    ) -> RunOptions:
+    async def _cancelling(self, stack: AsyncExitStack, run: StoredRun) -> RunOptions:
         """Open what reaches the attempts of the run on other hosts, and the sessions of a program's backends that wait
         for an answer.
         """
+        record, dag, tasks = run.record, run.state.dag, run.tasks
         ids = {task_id for task_id, _ in await placed_attempts(self._store, record.run_id)}
         placed = [one for one in tasks if one.task_id in ids]
         asking = [one for one in tasks if one.status == TaskStatus.WAITING_INPUT and one.session_id is not None]
@@ -407,14 +526,13 @@ class TrustedBackends:
                 self._note(f"plait: backends of the run cannot be reached: {error}")
         return self._without
 
-    async def _inspecting(
-        self, stack: AsyncExitStack, record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord]
-    ) -> RunOptions:
+    async def _inspecting(self, stack: AsyncExitStack, run: StoredRun) -> RunOptions:
         """Open what tells whether turns of the run have outlived their process. Otherwise the stored state counts."""
-        under_way = [dag[task.task_id] for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
+        dag = run.state.dag
+        under_way = [task for task, status in zip(dag, run.state.statuses, strict=True) if status is TaskStatus.RUNNING]
         if under_way:
             try:
-                stored = self.of(record)
+                stored = self.of(run.record)
                 made = stored.make_agents()
                 names = list(dict.fromkeys(dag.backend_of(task) or stored.default for task in under_way))
                 if others := [name for name in names if name not in made]:
@@ -423,35 +541,6 @@ class TrustedBackends:
             except (InvalidRequest, BackendUnavailable) as error:
                 self._note(f"plait: cannot check whether agents of the run still work: {error}")
         return self._without
-
-
-def select_backends(
-    record: RunRecord, dag: DAG, tasks: Sequence[TaskRecord], stored: StoredBackends, *, retry_failed: bool
-) -> tuple[BackendSet, list[str]]:
-    """Return the backends that the run still needs, and their names. Raises InvalidRequest."""
-    statuses = statuses_after_resume(dag, tasks, retry_failed=retry_failed)
-    led_by = StoredPolicy.of(record)
-    policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
-    names = required_backends(dag, stored.default, statuses.values(), policy=policy, known=stored.specs)
-    return stored.select(names), names
-
-
-def statuses_after_resume(dag: DAG, tasks: Sequence[TaskRecord], *, retry_failed: bool) -> dict[str, TaskStatus]:
-    """Return the status of each task once a resume has begun, by task id. A running task stays running: events report
-    whether its backend still works.
-    """
-    steps = plan_resume(dag, tasks, retry_failed=retry_failed)
-    return {task.task_id: _status_after_resume(step.action, task) for task, step in zip(tasks, steps, strict=True)}
-
-
-def _status_after_resume(action: ResumeAction, task: TaskRecord) -> TaskStatus:
-    if TaskStatus(task.status) is TaskStatus.RUNNING:
-        return TaskStatus.RUNNING
-    if action in RUNS or action is ResumeAction.BLOCKED:
-        return TaskStatus.PENDING
-    if action is ResumeAction.FAIL or task.damaged:
-        return TaskStatus.FAILED
-    return TaskStatus.WAITING_INPUT if action is ResumeAction.ASK else TaskStatus(task.status)
 
 
 def why_untrusted(path: Path, folders: Collection[Path]) -> str | None:
@@ -501,3 +590,89 @@ def _group(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return str(gid)
+
+
+_MADE_BY_PLAN = frozenset({"id", "depends_on", "item", "aliases", "arguments", "output"})
+"""Fields of a task that are its name, are compared as lists, or are made from other keys of the plan."""
+_FIELDS = {
+    field.name: {"adds_tasks": "output", "call": "plan"}.get(field.name, field.name)
+    for field in fields(Task)
+    if field.name not in _MADE_BY_PLAN
+}
+"""The other fields, with their names in a plan file."""
+
+
+def repaired_prompts(run: StoredRun, stored: StoredBackends) -> dict[str, str]:
+    """Return the prompts of failed tasks that differ in the plan file that a person names, by task id: a resume is then
+    a fork that continues the run. A part takes the prompt of its `for_each` task. Raises PlanError, InvalidRequest.
+    """
+    if stored.files.plan is None or stored.plan is None or (plan := _plan_now(run, stored, stored.plan)) is None:
+        return {}
+    now = {task.id: task.prompt for task in plan.dag if task.call is None}
+    failed = [task for task in run.tasks if TASK_STATUSES[task.status] is TaskStatus.FAILED]
+    prompts = {task.task_id: now.get(task.task_id, now.get(task.added_by or "", task.prompt)) for task in failed}
+    return {task.task_id: prompts[task.task_id] for task in failed if prompts[task.task_id] != task.prompt}
+
+
+def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator[str]:
+    """Yield the keys of the plan file at `path` that differ from the stored run. Values of inputs are not compared, as
+    --set may have given them. Raises PlanError, InvalidRequest.
+    """
+    digest = json.loads(run.record.settings).get("plan_sha256")
+    if digest is not None and digest == plan_digest(path):
+        return
+    plan = _plan_now(run, stored, path)
+    if plan is None:
+        yield from stored.changed_options(backend_set_of_file(path, BackendOptions()).specs)
+        return
+    yield from stored.changed_options(plan.backends)
+    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
+    if default is not None and default != stored.default:
+        yield "defaults.backend"
+    before = StoredPolicy.of(run.record)
+    now = None if plan.policy is None else StoredPolicy(plan.policy.kind, _as_stored(plan.policy.settings()))
+    if (kind := _given_by(now)) != _given_by(before):
+        yield kind
+    elif kind == "tasks":
+        yield from _changed_tasks(plan, run.tasks)
+    growth = None if plan.dag.growth is None else asdict(plan.dag.growth)
+    if growth != json.loads(run.record.settings).get("growth"):
+        yield "growth"
+    if now != before and kind == _given_by(before):
+        yield "follow_ups" if kind == "tasks" else kind
+
+
+def _plan_now(run: StoredRun, stored: StoredBackends, path: Path) -> Plan | None:
+    """Return the plan in the file with the inputs of the run; None if the tasks of the run did not come from a file."""
+    settings = json.loads(run.record.settings)
+    if settings.get("posted") or settings.get("plan") is None:
+        return None
+    pilot = settings.get("growth", {}).get("pilot")
+    return Plan.load(path, inputs=settings.get("inputs"), limit=pilot).fitted_to(stored.read_specs(), stored.default)
+
+
+def _given_by(policy: StoredPolicy | None) -> str:
+    """Return the key of a plan that gives the tasks of a run with `policy`."""
+    kinds = {OrchestratorPolicy.kind: "orchestrate", Workflow.kind: "workflow"}
+    return "tasks" if policy is None else kinds.get(policy.kind, "tasks")
+
+
+def _as_stored(settings: Mapping[str, JsonInput]) -> dict[str, JsonValue]:
+    return cast("dict[str, JsonValue]", json.loads(json.dumps(settings)))
+
+
+def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
+    given = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
+    given = {name: task for name, task in given.items() if FOLLOWS not in task.metadata}
+    for task in plan.dag:
+        before = given.pop(task.id, None)
+        yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)
+    yield from (f"tasks.{name}" for name in given)
+
+
+def _changed_fields(before: Task, now: Task) -> Iterator[str]:
+    if list(before.depends_on) != list(now.depends_on):
+        yield f"tasks.{now.id}.depends_on"
+    for attribute, name in _FIELDS.items():
+        if getattr(before, attribute) != getattr(now, attribute):
+            yield f"tasks.{now.id}.{name}"

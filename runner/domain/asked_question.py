@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -38,15 +38,15 @@ class Asking:
         """Return the JSON text stored in `TaskWaiting.asked`. Raises TypeError or ValueError for values outside
         JSON.
         """
-        asked = self.question
-        kept: dict[str, Any] = {"way": self.way.value}
-        if asked.schema is not None:
-            kept["schema"] = dict(asked.schema)
-        if asked.default is not None:
-            kept["default"] = asked.default
+        question = self.question
+        form: dict[str, Any] = {"way": self.way.value}
+        if question.schema is not None:
+            form["schema"] = dict(question.schema)
+        if question.default is not None:
+            form["default"] = question.default
         if self.deadline_at is not None:
-            kept["deadline"] = self.deadline_at
-        return _json(kept)
+            form["deadline"] = self.deadline_at
+        return _json(form)
 
     def is_late(self, now: float) -> bool:
         """Return whether the deadline has passed at Unix time `now`."""
@@ -65,8 +65,8 @@ class Asking:
             text = clean_text(_json(value))
             parse_json(text)
         except (TypeError, ValueError, RecursionError) as error:
-            asked = _short(self.question.text)
-            raise PlaitError(f"the answer to the question {asked!r} cannot be stored as JSON: {error}") from None
+            message = f"the answer to the question {_short(self.question.text)!r} cannot be stored as JSON: {error}"
+            raise PlaitError(message) from None
         try:
             return Schema(self.question.schema).read(text)
         except (Mismatch, BackendError) as error:
@@ -89,8 +89,8 @@ class Asking:
                 # Report a type mismatch for `yes`, not invalid JSON.
                 if len(text) <= _SHORT_ANSWER and not is_json(text):
                     raise mismatch from None
-                asked = _short(self.question.text)
-                raise PlaitError(f"the answer does not fit the question {asked!r}: {error}") from None
+                question_text = _short(self.question.text)
+                raise PlaitError(f"the answer does not fit the question {question_text!r}: {error}") from None
 
 
 _SHORT_ANSWER = 40
@@ -100,9 +100,9 @@ def asking_of(text: str, encoded: str) -> Asking:
     """Return the stored question with the text `text`. Raises ValueError, KeyError or TypeError if `encoded` is
     damaged.
     """
-    kept = json.loads(encoded)
-    question = Question(text, kept.get("schema"), kept.get("default"))
-    return Asking(question, Way(kept["way"]), kept.get("deadline"))
+    form = json.loads(encoded)
+    question = Question(text, form.get("schema"), form.get("default"))
+    return Asking(question, Way(form["way"]), form.get("deadline"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,16 @@ class OpenQuestion:
     @classmethod
     def of(cls, run_id: str, task_id: str, attempt: int, asking: Asking) -> OpenQuestion:
         """Return the question that ended attempt number `attempt` of the task."""
-        asked = asking.question
-        return cls(run_id, task_id, attempt, asked.text, asked.schema, asked.default, asking.deadline_at)
+        question = asking.question
+        return cls(
+            run_id,
+            task_id,
+            attempt=attempt,
+            text=question.text,
+            schema=question.schema,
+            default=question.default,
+            deadline_at=asking.deadline_at,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +157,14 @@ class AnsweredQuestion:
 
 def encode_answers(answers: Sequence[AnsweredQuestion]) -> str:
     """Return the JSON text stored in `TaskAnswered.answers`."""
-    return _json(
-        [
-            {"attempt": a.attempt, "way": a.way.value, "question": a.question, "value": a.value, "by": a.by}
-            for a in answers
-        ]
-    )
+    return _json([asdict(answer) for answer in answers])
 
 
 def answers_of(encoded: str | None) -> tuple[AnsweredQuestion, ...]:
     """Return the stored answers. Raises ValueError, KeyError or TypeError if `encoded` is damaged."""
     if encoded is None:
         return ()
-    return tuple(replace(AnsweredQuestion(**one), way=Way(one["way"])) for one in json.loads(encoded))
+    return tuple(replace(AnsweredQuestion(**answer), way=Way(answer["way"])) for answer in json.loads(encoded))
 
 
 def _json(value: Any) -> str:

@@ -13,6 +13,10 @@ from plait.safe_text import clean_text
 
 INVALID_TASKS = "the tasks in the answer cannot be added"
 """First words of the error of an attempt whose reply contained invalid tasks."""
+EVIDENCE = "check: "
+"""First words of the message that says what the check of an answer found. Never sent to a model."""
+FAILED_CHECK = "the check of the answer failed"
+"""First words of the error of an attempt whose answer did not pass the check of the task."""
 
 
 @value
@@ -56,7 +60,7 @@ class Continuation:
     interrupted: bool = False
     """True if the turn had already begun and was cut off."""
     refused: tuple[Message, ...] = ()
-    """The messages of the previous, failed turn, to be stored together with the outcome of the task."""
+    """The messages of the turns with refused answers, to be stored together with the outcome of the task."""
 
     @property
     def sends_message(self) -> bool:
@@ -70,10 +74,17 @@ def invalid_tasks_error(error: DAGError) -> str:
     return clean_text(f"{INVALID_TASKS}:{listed}")[:2000]
 
 
+def is_refusal(error: str | None) -> bool:
+    """Return whether an attempt with this error had an answer that was refused, to be corrected in the conversation."""
+    return (error or "").startswith((INVALID_TASKS, FAILED_CHECK))
+
+
 def correction_prompt(failure: str) -> str:
-    """Return the prompt for corrected tasks, sent to a planner after the error `failure`.
+    """Return the prompt for a corrected answer, sent after the refusal `failure` of the last one.
 
     The prompt depends on the stored error alone, so a resumed run sends the same text.
     """
+    if failure.startswith(FAILED_CHECK):
+        return f"{failure[0].upper()}{failure[1:]}\n\nMend the cause, and then give your whole answer again."
     listed = failure.removeprefix(f"{INVALID_TASKS}:")
     return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."

@@ -12,19 +12,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from plait.errors import DAGError, Problem, nearest
+from plait.errors import DAGError, Problem
+from plait.events import NewTask
 from plait.json_form import JsonInput
 from plait.runner.domain.run_result import html_table
-from plait.runner.domain.task_checks import Checks, DagParts, for_each_targets, part_id_clashes, unpaired_continues
-from plait.task import MAX_TASKS, GrowthLimits, Task
+from plait.runner.domain.task_checks import (
+    Checks,
+    called_id_clashes,
+    for_each_targets,
+    part_id_clashes,
+    unpaired_continues,
+)
+from plait.runner.domain.votes import with_samples
+from plait.task import MAX_TASKS, GrowthLimits, Join, Task
 
 if TYPE_CHECKING:
     import networkx as nx
-
-
-__all__ = ["DAG", "nearest"]
 
 
 class DAG:
@@ -33,6 +40,7 @@ class DAG:
     - `inputs`: JSON values for every prompt, by name.
     - `growth`: limits on the tasks added during a run; the limits of the runner apply too.
     - `gathered`: only for stored graphs: the ids of the parts of each expanded `for_each` task.
+    - `plan`: only for stored graphs: a graph with some of the same tasks, which are not checked one by one again.
 
     Raises DAGError with all mistakes at once, and TypeError for anything that is no Task.
     """
@@ -45,6 +53,7 @@ class DAG:
         inputs: Mapping[str, JsonInput] | None = None,
         growth: GrowthLimits | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
+        plan: DAG | None = None,
     ) -> None:
         self.name = name
         self.growth = growth
@@ -53,29 +62,35 @@ class DAG:
         self._position: dict[str, int] = {}
         self.dependencies: list[tuple[int, ...]] = []
         """For each task, the positions of its dependencies."""
-        self.dependents: list[list[int]] = []
+        self.dependents: list[tuple[int, ...]] = []
         """For each task, the positions of its dependents, in order of declaration."""
         self._order: list[int] = []
         self._inherited: dict[str, str | None] = {}
         """Cache of `backend_of` for tasks that inherit the backend of a continued conversation."""
-        self._shared: set[int] = set()
-        """Positions whose `dependents` list is shared with the original of this copy and must be copied before a
-        change.
-        """
         self._named: dict[int, dict[int, None]] = {}
         self._named_by: dict[int, dict[int, None]] = {}
         """Indirect upstream tasks named in prompts (`_named`), and the reverse mapping (`_named_by`)."""
+        self.races = False
+        """Whether the end of a task may cancel others: see `Task.race`."""
+        self.joins_any = False
+        """Whether a task starts with the first of its dependencies that completes."""
         self._expanded: set[int] = set()
-        """Positions of the expanded `for_each` tasks."""
+        """Positions of the expanded tasks."""
         tasks = list(tasks)
-        for position, one in enumerate(cast("list[object]", tasks)):
-            if not isinstance(one, Task):
-                raise TypeError(f"tasks[{position}] is {type(one).__name__} {one!r:.40}; give Task(ID, PROMPT)")
+        for position, task in enumerate(cast("list[object]", tasks)):
+            if not isinstance(task, Task):
+                raise TypeError(f"tasks[{position}] is {type(task).__name__} {task!r:.40}; give Task(ID, PROMPT)")
+        if any(task.repeat != 1 for task in tasks):
+            tasks = with_samples(tasks)
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
-        problems += self._append(tasks, gathered or {})
+        problems += self._append(tasks, gathered or {}, plan)
         if gathered is None:  # stored graphs contain generated parts
             lists = for_each_targets(tasks)
-            problems += [*part_id_clashes(tasks, lists), *unpaired_continues(tasks, lists)]
+            problems += [
+                *part_id_clashes(tasks, lists),
+                *called_id_clashes(tasks),
+                *unpaired_continues(tasks, lists),
+            ]
             if growth is not None and growth.max_tasks < min(len(tasks), MAX_TASKS):  # the default does not apply
                 message = f"there are {len(tasks)} tasks, and growth allows {growth.max_tasks} in all (max_tasks)"
                 problems.append(Problem(message, None, "growth"))
@@ -90,14 +105,24 @@ class DAG:
         ]
         return html_table(self.name or "DAG", ("task", "depends on", "backend", "prompt"), rows)
 
+    @property
+    def caches(self) -> bool:
+        """Whether a task may take the answer of any earlier run over."""
+        return any(task.cache is not False for task in self.tasks)
+
+    @cached_property
+    def rows(self) -> tuple[NewTask, ...]:
+        """The tasks as they are stored. Made once, and only for a graph that does not grow."""
+        return tuple(map(NewTask.of, self.tasks))
+
     def copy(self) -> DAG:
         """Return a copy of the graph, for `extend`."""
         same = DAG.__new__(DAG)
         same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
-        same.dependents, same._shared = self.dependents.copy(), set(range(len(self.tasks)))
+        same.dependents = self.dependents.copy()
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
-        same._expanded = self._expanded.copy()
+        same._expanded, same.races, same.joins_any = self._expanded.copy(), self.races, self.joins_any
         same._named = {position: further.copy() for position, further in self._named.items()}
         same._named_by = {position: names.copy() for position, names in self._named_by.items()}
         return same
@@ -116,12 +141,21 @@ class DAG:
             raise
 
     def join(self, position: int, parts: Sequence[int]) -> None:
-        """Make the `for_each` task at `position` wait for its `parts`. No part may depend on the task."""
+        """Make the expanded task at `position` wait for its `parts`. No part may depend on the task."""
         self.dependencies[position] += tuple(parts)
         for part in parts:
-            self._own_dependents(part).append(position)
+            self.dependents[part] += (position,)
         self._expanded.add(position)
         self._order = []
+
+    def is_expanded(self, position: int) -> bool:
+        """Return whether the task waits for the parts that it has become, and gathers them."""
+        return position in self._expanded
+
+    def join_of(self, position: int) -> Join:
+        """Return for what the task at `position` waits: a call that has added its tasks waits for the end of all."""
+        task = self.tasks[position]
+        return "done" if task.calls and position in self._expanded else task.join
 
     def note_named(self, earlier: int, position: int) -> None:
         """Record that the prompt at `position` names the indirect upstream task at `earlier`."""
@@ -152,23 +186,30 @@ class DAG:
         over = self.tasks[position].for_each
         return other in self._expanded and over is not None and over == self.tasks[other].for_each
 
-    def _own_dependents(self, position: int) -> list[int]:
-        if position in self._shared:
-            self._shared.remove(position)
-            self.dependents[position] = self.dependents[position].copy()
-        return self.dependents[position]
-
-    def _append(self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None) -> list[Problem]:
+    def _append(
+        self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None, plan: DAG | None = None
+    ) -> list[Problem]:
         start = len(self.tasks)
         self.tasks += tasks
+        self.joins_any = self.joins_any or any(task.join == "any" for task in tasks)
+        self.races = self.joins_any and (self.races or any(task.race for task in tasks))
         self._order = []
-        graph = DagParts(self.tasks, self.inputs, self._position, self.dependencies, self.dependents)
-        checks = Checks(graph, start)
-        problems = checks.ids() + checks.link()
-        self.dependents += [[] for _ in tasks]
+        checks = Checks(
+            start,
+            tasks=self.tasks,
+            inputs=self.inputs,
+            positions=self._position,
+            dependencies=self.dependencies,
+            dependents=self.dependents,
+        )
+        problems = checks.ids() + checks.link(() if plan is None else plan.tasks)
+        self.dependents += [()] * len(tasks)
+        added: dict[int, list[int]] = {}
         for position in range(start, len(self.tasks)):
             for earlier in self.dependencies[position]:
-                self._own_dependents(earlier).append(position)
+                added.setdefault(earlier, []).append(position)
+        for earlier, positions in added.items():
+            self.dependents[earlier] += tuple(positions)
         for name, parts in (gathered or {}).items():
             self.join(self._position[name], [self._position[part] for part in parts])
         order = _topological(self.dependencies, self.dependents, start)
@@ -187,11 +228,9 @@ class DAG:
         """Remove the tasks from position `start` on, with all derived data. No earlier `for_each` task may wait for a
         removed task.
         """
-        for needed in self.dependencies[start:]:
-            for earlier in needed:
-                while (waiting := self.dependents[earlier]) and waiting[-1] >= start:
-                    waiting.pop()
-        for position in [one for one in self._named if one >= start]:
+        for earlier in {earlier for needed in self.dependencies[start:] for earlier in needed}:
+            self.dependents[earlier] = tuple(after for after in self.dependents[earlier] if after < start)
+        for position in [named for named in self._named if named >= start]:
             for earlier in self._named.pop(position):
                 del self._named_by[earlier][position]
         while len(self._position) > start:
@@ -204,6 +243,12 @@ class DAG:
         if not self._order:
             self._order = _topological(self.dependencies, self.dependents, 0)
         return self._order
+
+    @property
+    def finals(self) -> list[Task]:
+        """The tasks without dependents, except tasks that add tasks: the added tasks are the result."""
+        pairs = zip(self.tasks, self.dependents, strict=True)
+        return [task for task, after in pairs if not after and not task.adds_tasks]
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -225,6 +270,8 @@ class DAG:
         """Return the name of the task's backend: its own, or the backend of the conversation it continues. None if
         unnamed.
         """
+        if task.backend is not None or task.continues is None:
+            return task.backend
         asking: list[str] = []
         while task.backend is None and task.continues is not None and task.id not in self._inherited:
             asking.append(task.id)
@@ -281,7 +328,7 @@ class DAG:
         """Return one problem for each strongly connected component with a cycle."""
         problems: list[Problem] = []
         for cycle in _cycles(self.dependents, start, order):
-            names = [self.tasks[one].id for one in cycle]
+            names = [self.tasks[position].id for position in cycle]
             spelt = " -> ".join([*names, names[0]])
             message = f"these tasks wait for each other: {spelt}; remove one of these dependencies"
             problems.append(Problem(message, names[0], "depends_on", None, cycle[0] - start))
@@ -300,15 +347,15 @@ def sort_names(after: Mapping[str, Iterable[str]]) -> tuple[list[str], list[list
     `after` maps a name to the names that follow. Order and cycles are those of a DAG, for graphs that are not tasks.
     """
     names = list(dict.fromkeys([*after, *(name for names in after.values() for name in names)]))
-    position = {name: place for place, name in enumerate(names)}
-    dependents = [list(dict.fromkeys(position[one] for one in after.get(name, ()))) for name in names]
+    position = {name: index for index, name in enumerate(names)}
+    dependents = [list(dict.fromkeys(position[other] for other in after.get(name, ()))) for name in names]
     dependencies: list[list[int]] = [[] for _ in names]
-    for place, following in enumerate(dependents):
-        for one in following:
-            dependencies[one].append(place)
+    for index, following in enumerate(dependents):
+        for other in following:
+            dependencies[other].append(index)
     order = _topological(dependencies, dependents, 0)
     cycles = [] if len(order) == len(names) else _cycles(dependents, 0, order)
-    return [names[one] for one in order], [[names[one] for one in (*cycle, cycle[0])] for cycle in cycles]
+    return [names[other] for other in order], [[names[other] for other in (*cycle, cycle[0])] for cycle in cycles]
 
 
 def _cycles(dependents: Sequence[Sequence[int]], start: int, order: Sequence[int]) -> list[list[int]]:
@@ -317,15 +364,15 @@ def _cycles(dependents: Sequence[Sequence[int]], start: int, order: Sequence[int
     """
     import networkx as nx  # noqa: PLC0415 - needed only for an error
 
-    left = set(range(start, len(dependents))) - set(order)
+    remaining = set(range(start, len(dependents))) - set(order)
     graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_edges_from((one, other) for one in left for other in dependents[one] if other in left)
+    graph.add_edges_from((start, end) for start in remaining for end in dependents[start] if end in remaining)
     cycles: list[list[int]] = []
     for part in sorted(map(sorted, nx.strongly_connected_components(graph))):
         if len(part) == 1 and not graph.has_edge(part[0], part[0]):
             continue  # downstream of a cycle, not part of a cycle
         edges = cast("list[tuple[int, int]]", nx.find_cycle(graph.subgraph(part)))  # pyright: ignore[reportUnknownMemberType]
-        cycle = [one for one, _ in edges]
+        cycle = [start for start, _ in edges]
         first = cycle.index(min(cycle))  # for a deterministic message
         cycles.append(cycle[first:] + cycle[:first])
     return cycles
@@ -357,24 +404,24 @@ _T = TypeVar("_T")
 
 def group_of(task_id: str, item: JsonInput) -> str | None:
     """Return the name of the group of the task with this id and item; None for a task that is no part."""
-    found = _PART.fullmatch(task_id)
-    return None if found is None or item is None else found[1]
+    part = _PART.fullmatch(task_id)
+    return None if part is None or item is None else part[1]
 
 
 def part_number(task_id: str) -> int:
     """Return the number of a part, so that part 10 comes after part 2; 0 for a task that is no part."""
-    found = _PART.fullmatch(task_id)
-    return 0 if found is None else int(found[2])
+    part = _PART.fullmatch(task_id)
+    return 0 if part is None else int(part[2])
 
 
 def groups_of(tasks: Iterable[tuple[str, JsonInput, _T]], fewest: int) -> Mapping[str, list[_T]]:
     """Return the groups with at least `fewest` parts by name, from the id, the item and a value of each task. The
     values are in the order of the numbers of their parts.
     """
-    found: dict[str, list[tuple[int, _T]]] = {}
+    groups: dict[str, list[tuple[int, _T]]] = {}
     for task_id, item, value in tasks:
         name = group_of(task_id, item)
         if name is not None:
-            found.setdefault(name, []).append((part_number(task_id), value))
-    large = {name: parts for name, parts in found.items() if len(parts) >= fewest}
-    return {name: [value for _, value in sorted(parts, key=lambda one: one[0])] for name, parts in large.items()}
+            groups.setdefault(name, []).append((part_number(task_id), value))
+    large = {name: parts for name, parts in groups.items() if len(parts) >= fewest}
+    return {name: [value for _, value in sorted(parts, key=itemgetter(0))] for name, parts in large.items()}

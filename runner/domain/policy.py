@@ -39,10 +39,10 @@ class RecordedRun:
         """Return the task with the id `task_id`. Raises KeyError."""
         if self.position is not None:
             return self.tasks[self.position(task_id)]
-        found = next((task for task in self.tasks if task.id == task_id), None)
-        if found is None:
+        match = next((task for task in self.tasks if task.id == task_id), None)
+        if match is None:
             raise KeyError(task_id)
-        return found
+        return match
 
 
 @dataclass(frozen=True, slots=True)

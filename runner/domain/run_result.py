@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import islice
+from typing import Any
 
 from plait.json_form import JsonValue, value
 from plait.statuses import RunStatus, TaskStatus
@@ -40,11 +41,17 @@ class TaskResult:
     """True if an earlier process did the task."""
     question: str | None = None
     """The question for a person while the task is waiting_input."""
+    read: Callable[[JsonValue], Any] | None = field(default=None, repr=False, compare=False)
+    """Makes `value` from the data of a task with `output`."""
 
     @property
-    def value(self) -> JsonValue:
-        """The value of `{{ id }}` in prompts of dependents: `data` unless None, else `text`."""
-        return self.text if self.data is None else self.data
+    def value(self) -> Any:
+        """The value of `{{ id }}` in prompts of dependents: `data` unless None, else `text`. For a task with `output`
+        an instance of the model; for a `for_each` the list of the parts' instances, with "" for a part without result.
+        """
+        if self.data is None:
+            return self.text
+        return self.data if self.read is None else self.read(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +145,11 @@ class RunResult:
 
 
 def _row(task: TaskResult) -> tuple[str, ...]:
-    told = task.error or task.question or task.text
+    text = task.error or task.question or task.text
     used = task.usage
     tokens = f"{used.input_tokens:,}+{used.output_tokens:,}" if used.input_tokens or used.output_tokens else ""
     took = f"{task.duration_s:.2f}" if task.attempts else ""
-    return task.id, task.status.value, told, str(task.attempts), tokens, took
+    return task.id, task.status.value, text, str(task.attempts), tokens, took
 
 
 MOST_ROWS = 100
@@ -156,11 +163,11 @@ def html_table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[st
     """
     head = "".join(f"<th {_CELL}>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in islice(rows, MOST_ROWS))
-    left = len(rows) - MOST_ROWS
-    more = f'<tr><td colspan="{len(headings)}" {_CELL}>and {left:,} more tasks</td></tr>' if left > 0 else ""
+    remaining = len(rows) - MOST_ROWS
+    more = f'<tr><td colspan="{len(headings)}" {_CELL}>and {remaining:,} more tasks</td></tr>' if remaining > 0 else ""
     return f"<table><caption>{escape(caption)}</caption><tr>{head}</tr>{body}{more}</table>"
 
 
 def _cell(text: str) -> str:
-    shown = text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
-    return f"<td {_CELL}>{escape(shown)}</td>"
+    cell = text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
+    return f"<td {_CELL}>{escape(cell)}</td>"

@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, cast
 
 from plait.backends.output_schema import schema_problem
 from plait.errors import Problem, PromptError, nearest
 from plait.json_form import JsonInput
+from plait.runner.domain.votes import is_decided
 from plait.runner.prompts.prompt_names import RESERVED_NAMES, PromptNames
-from plait.runner.prompts.prompt_template import condition_names, parse_names
-from plait.task import MAX_FILES, Retry, Task, TaskFile
+from plait.runner.prompts.prompt_template import ANSWER, check_texts, condition_names, parse_names
+from plait.task import MAX_FILES, MAX_REPEAT, PREVIOUS, SUCCESS, Check, Retry, Task, TaskFile
 
 MOST_HINTS = 20
 """The number of unknown names per graph for which the closest known name is searched."""
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_OPTION = re.compile(r"--[A-Za-z][\w-]*=")
 _LONGEST_ID_WITH_PARTS = 58
 """The maximum length of the id of a `for_each` task. Parts append a dot and a number."""
 
@@ -42,17 +44,27 @@ def for_each_targets(tasks: Iterable[Task]) -> dict[str, str]:
     return {task.id: task.for_each for task in tasks if task.for_each is not None}
 
 
+def called_id_clashes(tasks: Collection[Task]) -> Iterator[Problem]:
+    """Yield a problem for each task whose id begins like those of the tasks that another task's called plan adds."""
+    calls = {task.id for task in tasks if task.call is not None}
+    for position, task in enumerate(tasks if calls else ()):
+        ends = [end for end, letter in enumerate(str(task.id)) if letter == "."]
+        if (before := next((task.id[:end] for end in ends if task.id[:end] in calls), None)) is not None:
+            message = f"id {task.id!r} is reserved for a task of the plan that {before!r} calls; choose another id"
+            yield Problem(message, task.id, "id", None, position)
+
+
 def part_id_clashes(tasks: Iterable[Task], lists: Collection[str]) -> Iterator[Problem]:
     """Yield a problem for each task whose id is the id of a generated part (`<id>.<n>`) of a `for_each` task in
     `lists`.
     """
     if not lists:
         return
-    for place, task in enumerate(tasks):
+    for position, task in enumerate(tasks):
         before, _, number = str(task.id).rpartition(".")
         if before in lists and number.isascii() and number.isdecimal() and number[0] != "0":
             message = f"id {task.id!r} is reserved for a part of {before!r}, which has for_each; choose another id"
-            yield Problem(message, task.id, "id", None, place)
+            yield Problem(message, task.id, "id", None, position)
 
 
 def unpaired_continues(tasks: Iterable[Task], lists: Mapping[str, str]) -> Iterator[Problem]:
@@ -60,57 +72,73 @@ def unpaired_continues(tasks: Iterable[Task], lists: Mapping[str, str]) -> Itera
 
     A `for_each` task itself has no conversation; only its parts do.
     """
-    for place, task in enumerate(tasks):
-        before = task.continues
-        if before is None or before not in lists or lists[before] == task.for_each:
+    for position, task in enumerate(tasks):
+        continued = task.continues
+        if continued is None or continued not in lists or lists[continued] == task.for_each:
             continue
         message = (
-            f"continues {before!r}, which has for_each: each part of {before!r} has its own conversation; "
+            f"continues {continued!r}, which has for_each: each part of {continued!r} has its own conversation; "
             f"give this task the same for_each, so that each part continues one conversation, "
-            f"or use depends_on instead ({{{{ {before} }}}} is the list of results)"
+            f"or use depends_on instead ({{{{ {continued} }}}} is the list of results)"
         )
-        yield Problem(message, task.id, "continues", None, place)
+        yield Problem(message, task.id, "continues", None, position)
 
 
-@dataclass(frozen=True, slots=True)
-class DagParts:
-    """The parts of a DAG used by its validation. Validation fills in the entries of new tasks."""
-
-    tasks: Sequence[Task]
-    inputs: Mapping[str, JsonInput]
-    positions: dict[str, int]
-    """The position of each task by id. `Checks.ids` adds the new tasks."""
-    dependencies: list[tuple[int, ...]]
-    """For each task, the positions of its dependencies. `Checks.link` appends the entries of the new tasks."""
-    dependents: Sequence[Sequence[int]]
-    """For each task, the positions of its dependents."""
+NOUNS = {
+    "prompt": "prompt",
+    "when": "condition",
+    "run": "command",
+    "check": "check",
+    "with": "value",
+    "backend": "function",
+}
+"""The fields with names, as messages call them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The prompt or the condition of a new task."""
+    """The prompt, the condition, a word of the command or the check, a value for the called plan, or the arguments of a
+    new task.
+    """
 
     task: Task
-    place: int
+    position: int
     """The position of the task among the new tasks."""
-    field: Literal["prompt", "when"]
+    field: Literal["prompt", "when", "run", "check", "with", "backend"]
 
     @property
     def noun(self) -> str:
-        return "condition" if self.field == "when" else "prompt"
+        return NOUNS[self.field]
 
-    def problem(self, message: str, line: int | None = None) -> Problem:
-        return Problem(message, self.task.id, self.field, None, self.place, line)
+    def problem(self, message: str, line: int | None = None, name: str | None = None) -> Problem:
+        return Problem(
+            message, self.task.id, field=self.field, index=None, position=self.position, line=line, name=name
+        )
 
 
 class Checks:
-    """Validation of the tasks of `graph` from position `start` on. Positions in problems count from `start`."""
+    """Validation of the tasks from position `start` on. Positions in problems count from `start`.
 
-    def __init__(self, graph: DagParts, start: int) -> None:
-        self._graph = graph
-        self._tasks = graph.tasks[start:] if start else graph.tasks
+    `ids` enters the new tasks into `positions`, and `link` appends their entries to `dependencies`.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        *,
+        tasks: Sequence[Task],
+        inputs: Mapping[str, JsonInput],
+        positions: dict[str, int],
+        dependencies: list[tuple[int, ...]],
+        dependents: Sequence[Sequence[int]],
+    ) -> None:
         self._start = start
-        self._positions = graph.positions
+        self._all_tasks = tasks
+        self._tasks = tasks[start:] if start else tasks
+        self._inputs = inputs
+        self._positions = positions
+        self._dependencies = dependencies
+        self._dependents = dependents
         self._hints = MOST_HINTS
         self._schemas: dict[int, str | None] = {}
         self.named: list[tuple[int, int]] = []
@@ -122,93 +150,107 @@ class Checks:
         """Assign a position to every new task. Return the problems of the ids."""
         problems: list[Problem] = []
         positions, start = self._positions, self._start
-        for place, task in enumerate(self._tasks):
-            wrong = self._id_problem(task.id, task.for_each)
-            if wrong:
-                problems.append(Problem(wrong, task.id, "id", None, place))
+        for position, task in enumerate(self._tasks):
+            if message := self._id_problem(task.id, task.for_each):
+                problems.append(Problem(message, task.id, "id", None, position))
             if task.id in positions:
                 other = positions[task.id] - start
-                where = (
-                    f"task {other + 1} of the list has the same id" if other >= 0 else "the run has a task with this id"
-                )
-                problems.append(Problem(f"id {task.id!r} is used twice; {where}", task.id, "id", None, place))
+                where = f"task {other + 1} of the list has the same id"
+                where = where if other >= 0 else "the run has a task with this id"
+                problems.append(Problem(f"id {task.id!r} is used twice; {where}", task.id, "id", None, position))
             else:
-                positions[task.id] = start + place
+                positions[task.id] = start + position
         return problems
 
     def _id_problem(self, task_id: str, for_each: str | None) -> str | None:
         if not isinstance(task_id, str) or not _ID.fullmatch(task_id):  # pyright: ignore[reportUnnecessaryIsInstance]
-            found = repr(str(task_id)[:80])
-            return f"id {found} must have 1 to 64 letters, digits, '.', '_' or '-', and not begin with '.'"
+            written = repr(str(task_id)[:80])
+            return f"id {written} must have 1 to 64 letters, digits, '.', '_' or '-', and not begin with '.'"
         if for_each is not None and len(task_id) > _LONGEST_ID_WITH_PARTS:
             room = f"{_LONGEST_ID_WITH_PARTS}, to leave room for the part numbers"
             return f"id {task_id!r} has {len(task_id)} characters; the id of a task with for_each may have {room}"
         if task_id in RESERVED_NAMES:
             return f"id {task_id!r} is reserved for templates; choose another id"
-        if self._start and task_id in self._graph.inputs:
+        if self._start and task_id in self._inputs:
             return f"id {task_id!r} is the name of an input; call the task something else"
         return None
 
-    def link(self) -> list[Problem]:
-        """Resolve names to positions. Return the problems of `depends_on`, `continues`, `for_each` and numbers."""
+    def link(self, checked: Iterable[Task]) -> list[Problem]:
+        """Resolve names to positions. Return the problems of all fields but ids, aliases, prompts and conditions. Tasks
+        in `checked` have none by themselves.
+        """
         problems: list[Problem] = []
-        for place, task in enumerate(self._tasks):
-            found: dict[int, None] = {}
+        known = set(map(id, checked))
+        for position, task in enumerate(self._tasks):
+            upstream: dict[int, None] = {}
             for index, name in enumerate(task.upstream):
-                position = self._positions.get(name)
-                if position is None:
-                    problems.append(self._unknown(task, place, index, name))
+                other = self._positions.get(name)
+                if other is None:
+                    problems.append(self._unknown(task, position, index, name))
                 else:
-                    found[position] = None
-            problems += self._field_problems(task, place)
-            self._graph.dependencies.append(tuple(found))
+                    upstream[other] = None
+            if id(task) not in known:
+                problems += (
+                    Problem(message, task.id, field, None, position) for field, message in self._field_problems(task)
+                )
+            self._dependencies.append(tuple(upstream))
         return problems
 
-    def _hint(self, name: str, known: Iterable[str]) -> str:
+    def _hint(self, name: str, names: Iterable[str]) -> str:
         """Return a hint at the closest known name, for the first mistakes only: the search is slower than the rest of
         the check.
         """
         self._hints -= 1
-        return nearest(name, known) if self._hints >= 0 else ""
+        return nearest(name, names) if self._hints >= 0 else ""
 
-    def _unknown(self, task: Task, place: int, index: int, name: str) -> Problem:
+    def _unknown(self, task: Task, position: int, index: int, name: str) -> Problem:
         message = f"unknown task {name!r}{self._hint(name, self._positions)}"
         if index < len(task.depends_on):
-            return Problem(message, task.id, "depends_on", index, place)
-        return Problem(message, task.id, "continues" if name == task.continues else "for_each", None, place)
+            return Problem(message, task.id, "depends_on", index, position)
+        return Problem(message, task.id, "continues" if name == task.continues else "for_each", None, position)
 
-    def _field_problems(self, task: Task, place: int) -> Iterator[Problem]:
-        if task.timeout is not None and not (_is_number(task.timeout) and task.timeout > 0):
-            yield Problem(f"timeout must be more than 0 seconds, not {task.timeout!r}", task.id, "timeout", None, place)
-        if not isinstance(task.retry, Retry):
-            message = f"retry must be a Retry or a number of retries from 0 up, not {task.retry!r}"
-            yield Problem(message, task.id, "retry", None, place)
-        for name in ("item", "metadata", "output_schema"):
-            if (kept := getattr(task, name)) and (why := why_no_json(kept)):
-                yield Problem(f"{name} has to be JSON, to be stored with the task: {why}", task.id, name, None, place)
-            elif name == "output_schema" and kept and (wrong := self._schema_problem(kept)):
-                yield Problem(wrong, task.id, name, None, place)
-        if not _is_text(task.prompt):
-            yield Problem("the prompt has to be text, without lone surrogates", task.id, "prompt", None, place)
-        yield from _setting_problems(task, place)
-        if not (_is_number(task.weight) and task.weight >= 0):
-            yield Problem(f"weight must be a number from 0 up, not {task.weight!r}", task.id, "weight", None, place)
+    def _field_problems(self, task: Task) -> Iterator[tuple[str, str]]:
+        """Yield the field and the message of each problem of a task by itself, and of the backend of `continues`."""
+        for field, is_right, rule in _RULES:
+            if (value := getattr(task, field)) is not _DEFAULTS[field] and not is_right(value):
+                yield field, f"{field} must be {rule}, not {value!r}"
+        for field in ("item", "metadata", "output_schema"):
+            value = getattr(task, field)
+            if value and (reason := why_no_json(value)):
+                yield field, f"{field} has to be JSON, to be stored with the task: {reason}"
+            elif field == "output_schema" and value and (message := self._schema_problem(value)):
+                yield field, message
+        unusable = next((name for name in task.files if not isinstance(name, TaskFile) and not _is_word(name)), None)
+        if unusable is not None:
+            yield "files", f"files must be paths in text, not {unusable!r}"
+        if len(task.files) > MAX_FILES:
+            yield "files", f"a task may have {MAX_FILES} files, this one has {len(task.files)}; leave some out"
+        if task.run:
+            yield from (("run", message) for message in _command_problems(task))
+        if task.codes != SUCCESS and not task.run:
+            yield "codes", "only a command has exit codes; leave `codes` out"
+        if task.call is not None and (reason := why_no_json([task.call.plan, task.call.values])):
+            yield "call", f"call has to be JSON, to be stored with the task: {reason}"
+        if task.check is not None:
+            yield from (("check", message) for message in _check_problems(task, task.check))
         if task.for_each is not None and (task.item is not None or task.adds_tasks):
             other = "item" if task.item is not None else "adds_tasks"
-            yield Problem(f"a task with for_each cannot have {other} as well", task.id, "for_each", None, place)
-        before = self._positions.get(task.continues) if task.continues is not None else None
-        if before is None or task.backend is None:
+            yield "for_each", f"a task with for_each cannot have {other} as well"
+        if task.repeat != 1 or (task.vote is not None and not is_decided(task)):
+            yield from _repeat_problems(task)
+        if task.continues in self._positions and self._all_tasks[self._positions[task.continues]].vote is not None:
+            yield "continues", f"{task.continues!r} has no conversation of its own; continue one of its samples"
+        if task.join != "all" or task.race:
+            yield from _join_problems(task)
+        if task.continues is None or task.backend is None or task.continues not in self._positions:
             return
-        theirs = self._graph.tasks[before].backend
+        earlier = self._all_tasks[self._positions[task.continues]].backend
         # If the earlier task names no backend, only the runner can decide: see `backend_names`.
-        if theirs is not None and theirs != task.backend:
-            yield Problem(
-                f"continues {task.continues!r}, which runs on backend {theirs!r}, "
-                f"but names backend {task.backend!r}; a conversation stays on its backend, so leave `backend` out",
-                task.id,
+        if earlier is not None and earlier != task.backend:
+            yield (
                 "backend",
-                None,
-                place,
+                f"continues {task.continues!r}, which runs on backend {earlier!r}, "
+                f"but names backend {task.backend!r}; a conversation stays on its backend, so leave `backend` out",
             )
 
     def _schema_problem(self, schema: Mapping[str, object]) -> str | None:
@@ -220,133 +262,243 @@ class Checks:
 
     def inputs(self) -> Iterator[Problem]:
         """Yield the problems of the graph's inputs."""
-        inputs = self._graph.inputs
-        if why := why_no_json(dict(inputs)):
-            yield Problem(f"inputs have to be JSON, to be stored with the run: {why}", None, "inputs")
-        for name in inputs:
+        if reason := why_no_json(dict(self._inputs)):
+            yield Problem(f"inputs have to be JSON, to be stored with the run: {reason}", None, "inputs")
+        for name in self._inputs:
             if name in RESERVED_NAMES or name in self._positions:
                 owner = "a reserved template name" if name in RESERVED_NAMES else "the id of a task"
-                yield Problem(f"input {name!r} is also {owner}; rename the input", None, "inputs")
+                yield Problem(f"input {name!r} is also {owner}; rename the input", None, "inputs", name=name)
 
     def prompts(self, has_cycles: bool) -> list[Problem]:
         """Return the problems of the new tasks' prompts and aliases. Cycles make upstream relations undefined: no
         checks then.
         """
-        found = [*self._in_aliases(), *self._in_prompts()]
+        findings = [*self._in_aliases(), *self._in_prompts()]
         if has_cycles:
-            return [one for one in found if isinstance(one, Problem)]
-        waits, waiting = self._graph.dependencies, self._graph.dependents
-        apart = not_upstream(waits, waiting, (one.pair for one in found if isinstance(one, _Unless)))
-        aside = not_upstream(waits, waiting, ((second, first) for first, second in apart))
+            return [self._with_line(finding) for finding in findings if isinstance(finding, Problem)]
+        graph = self._dependencies, self._dependents
+        apart = not_upstream(*graph, (finding.pair for finding in findings if isinstance(finding, _Unless)))
+        unrelated = not_upstream(*graph, ((second, first) for first, second in apart))
         problems: list[Problem] = []
-        for one in found:
-            if isinstance(one, Problem):
-                problems.append(one)
-            elif one.pair in apart:
-                problems.append(one.problem if one.pair[::-1] in aside else one.behind)
-            elif one.used:
-                self.named.append(one.pair)
+        for finding in findings:
+            if isinstance(finding, Problem):
+                problems.append(self._with_line(finding))
+            elif finding.pair in apart:
+                is_behind = finding.pair[::-1] not in unrelated
+                problems.append(self._with_line(finding.behind if is_behind else finding.problem))
+            elif finding.used:
+                self.named.append(finding.pair)
+        if self.named and any(task.join != "all" for task in self._all_tasks):
+            self.named = self._surely_done()
         return problems
 
+    def _surely_done(self) -> list[tuple[int, int]]:
+        """Return the pairs in `named` whose first task is always done before the second: behind a task with `join` it
+        may not be.
+        """
+        waits = [task.join == "all" for task in self._all_tasks]
+        above = [needed if all_of else () for needed, all_of in zip(self._dependencies, waits, strict=True)]
+        below = [[after for after in dependents if waits[after]] for dependents in self._dependents]
+        unsure = not_upstream(above, below, self.named)
+        return [pair for pair in self.named if pair not in unsure]
+
+    def _with_line(self, problem: Problem) -> Problem:
+        """Return the problem with the line of its name in the prompt or the condition."""
+        if problem.name is None or problem.position is None or problem.field not in {"prompt", "when"}:
+            return problem
+        text: str = getattr(self._tasks[problem.position], problem.field)
+        return replace(problem, line=line_of(problem.name, text))
+
     def _in_prompts(self) -> Iterator[Problem | _Unless]:
-        for place, task in enumerate(self._tasks):
+        for position, task in enumerate(self._tasks):
             if _is_text(task.prompt) and "{" in task.prompt:
-                yield from self._text_problems(_Text(task, place, "prompt"), *parse_names(task.prompt))
-            if _is_text(task.when):
-                yield from self._text_problems(_Text(task, place, "when"), *condition_names(task.when or ""))
+                yield from self._text_problems(_Text(task, position, "prompt"), *parse_names(task.prompt))
+            for word in filter(_is_text, task.run):
+                yield from self._text_problems(_Text(task, position, "run"), *parse_names(word))
+            for _, names, mistakes in () if task.check is None else check_texts(task.check):
+                yield from self._text_problems(_Text(task, position, "check"), names, mistakes)
+            for text in filter(_is_text, () if task.call is None else task.call.texts):
+                yield from self._text_problems(_Text(task, position, "with"), *parse_names(text))
+            if task.when is not None and _is_text(task.when):
+                yield from self._text_problems(_Text(task, position, "when"), *condition_names(task.when))
+            for name in task.arguments:
+                yield from self._name_problem(_Text(task, position, "backend"), name)
 
     def _text_problems(
-        self, text: _Text, used: PromptNames, mistakes: Sequence[PromptError]
+        self, text: _Text, names: PromptNames, mistakes: Sequence[PromptError]
     ) -> Iterator[Problem | _Unless]:
         for mistake in mistakes:
             yield text.problem(str(mistake), mistake.line)
-        for name in sorted(used.names):
+        for name in sorted(names.names):
             yield from self._name_problem(text, name)
-        for name in sorted(used.results):
+        for name in sorted(names.results):
             if name not in text.task.aliases:
                 yield from self._task_name_problem(text, name)
-        for name in sorted(used.inputs - self._graph.inputs.keys()):
-            yield text.problem(f"unknown input {name!r}{self._hint(name, self._graph.inputs)}")
+        inputs = text.task.inputs or self._inputs
+        for name in sorted(names.inputs - inputs.keys()):
+            yield text.problem(f"unknown input {name!r}{self._hint(name, inputs)}")
 
     def _in_aliases(self) -> Iterator[Problem | _Unless]:
-        for place, task in enumerate(self._tasks):
+        for position, task in enumerate(self._tasks):
             if task.aliases:
-                direct = frozenset(self._graph.dependencies[self._start + place])
-                used = [parse_names(task.prompt)[0] if _is_text(task.prompt) else PromptNames()]
-                used += [condition_names(task.when or "")[0]] if _is_text(task.when) else []
-                whole = any("results" in one.names and not one.results for one in used)  # uses all results
-                for alias, names in task.aliases.items():
-                    is_used = whole or any(alias in one.names or alias in one.results for one in used)
-                    yield from self._alias_problems(place, alias, names, direct, is_used)
+                texts = [parse_names(text)[0] for text in task.texts if _is_text(text)]
+                texts.append(PromptNames(frozenset(task.arguments)))
+                texts += [condition_names(task.when)[0]] if task.when is not None and _is_text(task.when) else []
+                texts += [] if task.check is None else [names for _, names, _ in check_texts(task.check)]
+                all_results = any("results" in names.names and not names.results for names in texts)
+                for alias, target in task.aliases.items():
+                    used = all_results or any(alias in names.names or alias in names.results for names in texts)
+                    yield from self._alias_problems(position, alias, target, used)
 
-    def _alias_problems(
-        self, place: int, alias: str, names: object, direct: frozenset[int], used: bool
-    ) -> Iterator[Problem | _Unless]:
-        def problem(message: str) -> Problem:
-            return Problem(f"alias {alias!r} {message}", self._tasks[place].id, "aliases", None, place)
+    def _alias_problems(self, position: int, alias: str, target: object, used: bool) -> Iterator[Problem | _Unless]:
+        def problem(message: str, lacks_dependency: bool = False) -> Problem:
+            message = f"alias {alias!r} {message}"
+            return Problem(
+                message, self._tasks[position].id, "aliases", None, position, lacks_dependency=lacks_dependency
+            )
 
-        if not isinstance(names, str | list | tuple):
-            yield problem(f"must be the id of a task or a list of ids, not {names!r}")
+        if not isinstance(target, str | list | tuple):
+            yield problem(f"must be the id of a task or a list of ids, not {target!r}")
             return
-        for name in cast("Sequence[object]", (names,) if isinstance(names, str) else names):
+        for name in cast("Sequence[object]", (target,) if isinstance(target, str) else target):
             if not isinstance(name, str) or name not in self._positions:
                 hint = self._hint(name, self._positions) if isinstance(name, str) else ""
                 yield problem(f"stands for the unknown task {name!r}{hint}")
-            elif (target := self._positions[name]) not in direct:
-                apart = problem(f"stands for {name!r}, which is not upstream; add it to depends_on")
-                behind = problem(
-                    f"stands for {name!r}, which depends on this task; reverse one of the two dependencies"
-                )
-                yield _Unless((target, self._start + place), apart, behind, used)
+                continue
+            pair = self._positions[name], self._start + position
+            if pair[0] not in self._dependencies[pair[1]]:
+                apart = problem(f"stands for {name!r}, which is not upstream{ADD_IT}", lacks_dependency=True)
+                behind = problem(f"stands for {name!r}, which depends on this task; {_REVERSE}")
+                yield _Unless(pair, apart, behind, used)
 
     def _name_problem(self, text: _Text, name: str) -> Iterator[Problem | _Unless]:
         task = text.task
-        if name in task.aliases or name in self._graph.inputs or name in {"inputs", "results"}:
+        if name in task.aliases or name in (task.inputs or self._inputs) or name in {"inputs", "results"}:
+            return
+        if name == PREVIOUS and text.field == "with" and task.call is not None and task.call.is_loop:
             return
         if name == "item":
             if task.item is None and task.for_each is None:
-                yield text.problem("{{ item }} has a value only in a task with for_each")
+                subject = f"{uses(name, text.noun)}, which" if text.field == "backend" else "{{ item }}"
+                yield text.problem(f"{subject} has a value only in a task with for_each")
             return
         yield from self._task_name_problem(text, name)
 
     def _task_name_problem(self, text: _Text, name: str) -> Iterator[Problem | _Unless]:
-        task, uses = text.task, f"the {text.noun} uses {{{{ {name} }}}}"
+        task = text.task
         if name not in self._positions:
-            known = [*task.upstream, *task.aliases, *self._graph.inputs, "results", "inputs"]
-            yield text.problem(f"{uses}, which is neither a task nor an input{self._hint(name, known)}")
-        elif name == task.id:
-            yield text.problem(uses_itself(name, text.noun))
-        elif (target := self._positions[name]) not in self._graph.dependencies[self._start + text.place]:
-            apart = text.problem(f"{uses}, but {name!r} is not upstream; add it to depends_on")
-            behind = f"{uses}, but {name!r} depends on this task; reverse one of the two dependencies"
-            pair = target, self._start + text.place
-            yield _Unless(pair, apart, replace(apart, message=behind))
+            names = [*task.upstream, *task.aliases, *(task.inputs or self._inputs), "results", "inputs"]
+            names += [ANSWER] if text.field == "check" else []
+            message = f"{uses(name, text.noun)}, which is neither a task nor an input{self._hint(name, names)}"
+            yield text.problem(message, name=name)
+            return
+        if name == task.id:
+            yield text.problem(uses_itself(name, text.noun), name=name)
+            return
+        pair = self._positions[name], self._start + text.position
+        if pair[0] not in self._dependencies[pair[1]]:
+            message = f"{uses(name, text.noun)}, but {name!r} depends on this task; {_REVERSE}"
+            behind = text.problem(message, name=name)
+            apart = replace(behind, message=is_not_upstream(name, text.noun), lacks_dependency=True)
+            yield _Unless(pair, apart, behind)
+
+
+ADD_IT = "; add it to depends_on"
+_REVERSE = "reverse one of the two dependencies"
+
+
+def uses(name: str, noun: str) -> str:
+    """Return the words for a text, or a function, called `noun`, that uses `name`."""
+    return f"the {noun} has the parameter {name!r}" if noun == "function" else f"the {noun} uses {{{{ {name} }}}}"
 
 
 def uses_itself(name: str, noun: str = "prompt") -> str:
-    """Return the message for a prompt or a condition, as `noun` says, that uses the result of its own task."""
+    """Return the message for a text, called `noun`, that uses the result of its own task."""
     own = "the result of its own task, which does not exist before the task ends"
-    return f"the {noun} uses {{{{ {name} }}}}, {own}; name another task"
+    return f"{uses(name, noun)}, {own}; name another task"
 
 
-def _setting_problems(task: Task, place: int) -> Iterator[Problem]:
-    if task.when is not None and not _is_text(task.when):
-        yield Problem(f"when must be a condition in text, not {task.when!r}", task.id, "when", None, place)
-    if not (isinstance(task.cache, bool) or (_is_number(task.cache) and task.cache > 0)):
-        message = f"cache must be true, false or a number of seconds above 0, not {task.cache!r}"
-        yield Problem(message, task.id, "cache", None, place)
-    wrong = next((one for one in task.files if not isinstance(one, TaskFile) and not (_is_text(one) and one)), None)
-    if wrong is not None:
-        yield Problem(f"files must be paths in text, not {wrong!r}", task.id, "files", None, place)
-    if len(task.files) > MAX_FILES:
-        message = f"a task may have {MAX_FILES} files, this one has {len(task.files)}; leave some out"
-        yield Problem(message, task.id, "files", None, place)
-    for name, text in (("model", task.model), ("system", task.system)):
-        if text is not None and not (_is_text(text) and text):
-            yield Problem(f"{name} must be a text, not {text!r}", task.id, name, None, place)
-    if task.temperature is not None and not (_is_number(task.temperature) and task.temperature >= 0):
-        message = f"temperature must be a number from 0 up, not {task.temperature!r}"
-        yield Problem(message, task.id, "temperature", None, place)
+def is_not_upstream(name: str, noun: str = "prompt") -> str:
+    """Return the message for a prompt or a condition that uses the result of a task that need not be done before."""
+    return f"{uses(name, noun)}, but {name!r} is not upstream{ADD_IT}"
+
+
+def line_of(name: str, text: str) -> int | None:
+    """Return the line with the first use of `name` in the prompt or the condition `text`, from 1."""
+    use = re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text)
+    return text.count("\n", 0, use.start()) + 1 if use else None
+
+
+def _word_problems(run: Sequence[str]) -> Iterator[str]:
+    """Yield the problems of the words of a command. A value may begin with a dash, or be read as code, unless `--` or
+    the name of an option stands before.
+    """
+    if not all(map(_is_text, run)) or not run[0].strip():
+        yield f"run must be a list of texts, the program first, not {list(run)!r}"
+        return
+    for place, word in enumerate(run):
+        names, mistakes = parse_names(word)
+        if not (names.names or mistakes):
+            continue
+        if place == 0:
+            yield f"the program cannot come from a name, as in {word!r}; write its name"
+        elif "--" not in run[1:place] and not _OPTION.match(word):
+            yield (
+                f"a value could be read as an option, or as code, in {word!r}; put the word behind the word '--', "
+                "write --option={{ name }}, or put the value into the prompt, which is the standard input"
+            )
+
+
+def _command_problems(task: Task) -> Iterator[str]:
+    yield from _word_problems(task.run)
+    if task.check is not None:
+        yield "a command passes by its exit code; leave `check` out, or run it as a task of its own"
+    if task.files:
+        yield "a command opens its files itself; name them in `run`, and leave `files` out"
+    if task.continues is not None:
+        yield f"a command has no conversation to continue; name {task.continues!r} in depends_on"
+
+
+def _check_problems(task: Task, check: Check) -> Iterator[str]:
+    if check.run:
+        yield from _word_problems(check.run)
+    if check.output_schema is not None and (reason := why_no_json(check.output_schema)):
+        yield f"the output_schema of a check has to be JSON: {reason}"
+    elif check.output_schema is not None and (problem := schema_problem(check.output_schema)) is not None:
+        yield problem.with_place
+    if check.output_schema is not None and task.output_schema is not None:
+        yield "the answer has an output_schema already; leave out that of the task or that of the check"
+    if task.for_each is None and task.adds_tasks:
+        yield "a task that adds tasks has no check; its tasks are checked when they are added"
+
+
+def _repeat_problems(task: Task) -> Iterator[tuple[str, str]]:
+    if task.repeat == 1:
+        yield "vote", "a vote decides between samples; write `repeat` beside it, or leave `vote` out"
+    elif not isinstance(task.repeat, int) or not 1 < task.repeat <= MAX_REPEAT:  # pyright: ignore[reportUnnecessaryIsInstance]
+        yield "repeat", f"repeat must be a number of samples from 1 to {MAX_REPEAT}, not {task.repeat!r}"
+    elif task.for_each is not None or task.adds_tasks:
+        key = "adds_tasks" if task.adds_tasks else "for_each over the list of a task"
+        yield "repeat", f"a task with {key} cannot have repeat as well"
+    else:
+        yield "repeat", "a task that is added during a run has no samples; add several tasks"
+
+
+def _join_problems(task: Task) -> Iterator[tuple[str, str]]:
+    if task.race and task.join != "any":
+        yield "race", "a race is won by the first dependency that completes; write `join: any` beside it"
+    if task.join == "all":
+        return
+    if not task.depends_on:
+        yield "join", f"nothing is there to be joined with {task.join!r}; name tasks in depends_on"
+    if task.for_each is not None:
+        message = f"a task over the list of {task.for_each!r} starts with the list; leave `join` out"
+        yield "join", f"{message}, and join in a task of its own before or behind"
+    if task.join == "any" and task.call is not None:
+        yield "join", "a called plan begins with all its values; leave `join` out, and join in a task of its own before"
+    if task.join == "any" and task.continues is not None:
+        message = f"the conversation of {task.continues!r} might not be there yet"
+        yield "join", f"{message}; leave `join` out, or name {task.continues!r} in depends_on in place of continues"
 
 
 def _is_number(value: object) -> bool:
@@ -360,10 +512,38 @@ def _is_text(text: object) -> bool:
         return False
 
 
+def _is_word(text: object) -> bool:
+    return _is_text(text) and bool(text)
+
+
+def _is_age(value: Any) -> bool:
+    return isinstance(value, bool) or (_is_number(value) and value > 0)
+
+
+_DEFAULTS = {one.name: one.default for one in fields(Task)}
+_RULES: Sequence[tuple[str, Callable[[Any], bool], str]] = (
+    ("prompt", _is_text, "text without lone surrogates"),
+    ("when", lambda value: value is None or _is_text(value), "a condition in text"),
+    ("model", lambda value: value is None or _is_word(value), "a text"),
+    ("system", lambda value: value is None or _is_word(value), "a text"),
+    ("temperature", lambda value: value is None or (_is_number(value) and value >= 0), "a number from 0 up"),
+    ("timeout", lambda value: value is None or (_is_number(value) and value > 0), "more than 0 seconds"),
+    ("weight", lambda value: _is_number(value) and value >= 0, "a number from 0 up"),
+    ("retry", lambda value: isinstance(value, Retry), "a Retry or a number of retries from 0 up"),
+    ("cache", _is_age, "true, false or a number of seconds above 0"),
+    ("join", lambda value: value in {"all", "any", "done"}, "all, any or done"),
+)
+"""What the value of a field must be: the test, and the words for it."""
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode
+"""Made once: `json.dumps` makes an encoder for each value."""
+
+
 def why_no_json(value: object) -> str | None:
     """Return the reason why `value` cannot be stored as JSON; None if it can."""
     try:
-        json.dumps(value, allow_nan=False)
+        _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         return str(error)
     return None

@@ -16,8 +16,8 @@ from typing import Any
 from plait.events import BackendThrottled, HostAway
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG
-from plait.statuses import RUN_DONE, RunStatus, TaskStatus
-from plait.task import FailureMode
+from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from plait.task import FailureMode, may_start
 
 MOST_NAMED = 3
 """Tasks that a reason names."""
@@ -137,7 +137,7 @@ class Waits:
         status = self._run.statuses[task_id]
         if status is TaskStatus.WAITING_INPUT:
             return self._question(task_id)
-        if status not in _UNFINISHED:
+        if status is not TaskStatus.PENDING and status is not TaskStatus.RUNNING:
             return None
         if self._run.status is RunStatus.INTERRUPTED and status is TaskStatus.RUNNING:
             return self._owner_dead()
@@ -147,17 +147,17 @@ class Waits:
 
     def _away(self, task_id: str) -> WaitReason | None:
         """Return the reason of a running task; None if the attempt does not wait for a host."""
-        hosts = [one for one in self._run.away.values() if task_id in one.tasks and one.since is not None]
+        hosts = [host for host in self._run.away.values() if task_id in host.tasks and host.since is not None]
         if not hosts:
             return None
-        since = min(parse_time(one.since) for one in hosts if one.since is not None)
-        named = ", ".join(one.host for one in hosts[:MOST_NAMED])
+        since = min(parse_time(host.since) for host in hosts if host.since is not None)
+        named = ", ".join(host.host for host in hosts[:MOST_NAMED])
         more = f" and {len(hosts) - MOST_NAMED:,} more" if len(hosts) > MOST_NAMED else ""
         return WaitReason(WaitKind.HOST, f"waiting for {named}{more}, away since {clock_time(since, self._now)}")
 
     def _pending(self, task_id: str) -> WaitReason:
         missing = self._missing(task_id)
-        if failed := [one for one in missing if one in self._blocked]:
+        if failed := [task for task in missing if task in self._blocked]:
             return _named(WaitKind.BLOCKED, "blocked by", failed)
         stopped = _STOPPED.get(self._run.status)
         if stopped is not None:
@@ -173,30 +173,30 @@ class Waits:
         if (when := self._run.retries.get(task_id)) is not None:
             return WaitReason(WaitKind.RETRY, f"retry at {clock_time(when, self._now)}", until=_iso(when))
         name = self._backend(task_id)
-        taken, most = self._on[name], self._run.limits.backends.get(name)
+        running, limit = self._on[name], self._run.limits.backends.get(name)
         throttled = self._run.throttled.get(name)
-        if throttled is not None and (found := self._throttling(throttled, taken)) is not None:
-            return found
+        if throttled is not None and (throttling := self._throttling(throttled, running)) is not None:
+            return throttling
         total = self._run.limits.total
         if total is not None and self._running >= total:
             return WaitReason(WaitKind.SLOT, f"no free slot ({self._running} of {total})")
-        if most is not None and taken >= most:
-            return WaitReason(WaitKind.SLOT, f"no free slot of {name} ({taken} of {most})", backend=name)
+        if limit is not None and running >= limit:
+            return WaitReason(WaitKind.SLOT, f"no free slot of {name} ({running} of {limit})", backend=name)
         if name in self._run.rated:
             return WaitReason(WaitKind.RATE, f"{name} has reached its limits of rate", backend=name)
         # Other runs of the process may hold the slots of a throttled backend.
         slowed = None if throttled is None else self._throttling(throttled, throttled.slots)
         return slowed or WaitReason(WaitKind.SLOT, "waits for a free slot")
 
-    def _throttling(self, throttled: BackendThrottled, taken: int) -> WaitReason | None:
+    def _throttling(self, throttled: BackendThrottled, running: int) -> WaitReason | None:
         name, until = throttled.backend, throttled.until
         after = f" after {throttled.cause}" if throttled.cause else ""
         limit = f"limit {throttled.slots} of {throttled.total}"
-        left = 0.0 if until is None else parse_time(until) - self._now
-        if left > 0 and until is not None:
-            pause = f"{left:.1f} s" if left < _LONG_S else f"until {clock_time(parse_time(until), self._now)}"
+        remaining = 0.0 if until is None else parse_time(until) - self._now
+        if remaining > 0 and until is not None:
+            pause = f"{remaining:.1f} s" if remaining < _LONG_S else f"until {clock_time(parse_time(until), self._now)}"
             return WaitReason(WaitKind.THROTTLED, f"{name} paused {pause}{after}, {limit}", backend=name, until=until)
-        if taken >= throttled.slots < throttled.total:
+        if running >= throttled.slots < throttled.total:
             return WaitReason(WaitKind.THROTTLED, f"{name} slowed{after}, {limit}", backend=name)
         return None
 
@@ -220,8 +220,22 @@ class Waits:
         """Return the tasks that the task still needs."""
         dag = self._run.dag
         position = dag.position(task_id)
-        needed = (dag.tasks[one].id for one in dag.needed(position) if not dag.pairs_up(position, one))
-        return [one for one in needed if not self._is_satisfied(one)]
+        if dag.join_of(position) == "all":
+            needed = (dag.tasks[other].id for other in dag.needed(position) if not dag.pairs_up(position, other))
+            return [name for name in needed if not self._is_satisfied(name)]
+        starts = self._may_start(position, self._blocked)
+        names = [dag.tasks[other].id for other in dag.dependencies[position]]
+        if starts is None:
+            return [name for name in names if self._run.statuses[name] not in TASK_DONE and name not in self._blocked]
+        return [] if starts else [name for name in names if name in self._blocked]
+
+    def _may_start(self, position: int, blocked: Collection[str]) -> bool | None:
+        dag, statuses = self._run.dag, self._run.statuses
+        names = [dag.tasks[other].id for other in dag.dependencies[position]]
+        completed = sum(statuses[name] is TaskStatus.COMPLETED for name in names)
+        unended = sum(statuses[name] not in TASK_DONE and name not in blocked for name in names)
+        dead = sum(name in blocked for name in names)
+        return may_start(dag.join_of(position), completed=completed, unended=unended, dead=dead)
 
     def _is_satisfied(self, task_id: str) -> bool:
         status = self._run.statuses[task_id]
@@ -232,12 +246,14 @@ class Waits:
     def _find_blocked(self) -> set[str]:
         """Return the failed and cancelled tasks that others need, and the pending tasks that therefore cannot run."""
         dag, statuses = self._run.dag, self._run.statuses
-        bad = [one for one in statuses if statuses[one] in _BAD and not self._is_satisfied(one)]
+        bad = [task_id for task_id in statuses if statuses[task_id] in _BAD and not self._is_satisfied(task_id)]
         blocked = set(bad)
         while bad:
             for position in dag.needed_by(dag.position(bad.pop())):
                 task_id = dag.tasks[position].id
-                if task_id not in blocked and statuses[task_id] is TaskStatus.PENDING:
+                if task_id in blocked or statuses[task_id] is not TaskStatus.PENDING:
+                    continue
+                if dag.join_of(position) == "all" or self._may_start(position, blocked) is False:
                     blocked.add(task_id)
                     bad.append(task_id)
         return blocked
@@ -255,7 +271,6 @@ _PARKED = {
 }
 _GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
 _BAD = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
-_UNFINISHED = frozenset({TaskStatus.PENDING, TaskStatus.RUNNING})
 
 
 def waits_for(tasks: Sequence[str]) -> WaitReason:

@@ -148,32 +148,13 @@ class _Picture:
         return "".join(parts), x - _MARGIN
 
     def _edge(self, route: Sequence[Box]) -> str:
-        """Return a curve from the right side of the first box to the left side of the last box, level within each
-        column.
-        """
-        start, end = route[0], route[-1]
-        x = self._at.lefts[start.column] + self._at.widths[start.column]
-        path = f"M{x:.1f} {start.y:.1f}"
-        y = start.y
-        for box in route[1:]:
-            left = self._at.lefts[box.column] - (5 if box is end else 0)
-            middle = (x + left) / 2
-            path += f"C{middle:.1f} {y:.1f} {middle:.1f} {box.y:.1f} {left:.1f} {box.y:.1f}"
-            if box is not end:
-                x = self._at.lefts[box.column] + self._at.widths[box.column]
-                path += f"H{x:.1f}"
-            y = box.y
-        dashes = ' stroke-dasharray="5 3"' if self._goes_on(start, end) else ""
+        end = route[-1]
+        dashes = ' stroke-dasharray="5 3"' if _continues(self._dag, route) else ""
         tip = self._at.lefts[end.column]
         return (
-            f'<path d="{path}" fill="none" stroke="#8c959f" stroke-width="1.2"{dashes}/>\n'
+            f'<path d="{_curve(self._at, route, 5)}" fill="none" stroke="#8c959f" stroke-width="1.2"{dashes}/>\n'
             f'<path d="M{tip:.1f} {end.y:.1f}l-7 -3.5v7z" fill="#8c959f"/>\n'
         )
-
-    def _goes_on(self, start: Box, end: Box) -> bool:
-        assert start.task is not None
-        assert end.task is not None
-        return self._dag.tasks[end.task].continues == self._dag.tasks[start.task].id
 
     def _node(self, box: Box) -> str:
         assert box.task is not None
@@ -269,9 +250,8 @@ _BOX_CHAR, _PADDING, _NARROWEST, _WIDEST = 7.4, 44.0, 148.0, 280.0
 def coordinates(dag: DAG) -> dict[str, Any]:
     """Return the picture of `dag` as a JSON object, in pixels from the left upper corner. Large groups are folded.
 
-    `boxes` have the name of a task or of a group, with their place and size. `edges` are lists of numbers: x and y of
-    the start, then for each curve the x where it ends, its y, and the x up to which a level line follows; the last
-    number of an edge is 1 if the second task continues the conversation of the first.
+    `boxes` have the name of a task or of a group, with their place and size. `edges` have the `path` of an SVG, and
+    whether the second task `continues` the conversation of the first.
     """
     dag, _ = fold(dag, {})
     layout = Layout(dag, [min(max(_NARROWEST, len(task.id) * _BOX_CHAR + _PADDING), _WIDEST) for task in dag])
@@ -286,16 +266,27 @@ def coordinates(dag: DAG) -> dict[str, Any]:
         for box in layout.tasks
         if box.task is not None
     ]
-    edges = [_edge(dag, layout, route) for route in layout.routes]
+    edges = [{"path": _curve(layout, route, 0), "continues": _continues(dag, route)} for route in layout.routes]
     return {"width": round(layout.width, 1), "height": round(layout.height, 1), "boxes": boxes, "edges": edges}
 
 
-def _edge(dag: DAG, layout: Layout, route: Sequence[Box]) -> list[float]:
+def _curve(layout: Layout, route: Sequence[Box], gap: float) -> str:
+    """Return the path from the right side of the first box to `gap` before the last one, level within each column."""
     start, end = route[0], route[-1]
-    numbers = [layout.lefts[start.column] + layout.widths[start.column], start.y]
+    x, y = layout.lefts[start.column] + layout.widths[start.column], start.y
+    path = f"M{x:.1f} {y:.1f}"
     for box in route[1:]:
-        left = layout.lefts[box.column]
-        numbers += [left, box.y, left if box is end else left + layout.widths[box.column]]
-    assert start.task is not None and end.task is not None  # noqa: PT018 - the ends of a route are tasks
-    goes_on = dag.tasks[end.task].continues == dag.tasks[start.task].id
-    return [*(round(number, 1) for number in numbers), float(goes_on)]
+        left = layout.lefts[box.column] - (gap if box is end else 0)
+        middle = (x + left) / 2
+        path += f"C{middle:.1f} {y:.1f} {middle:.1f} {box.y:.1f} {left:.1f} {box.y:.1f}"
+        if box is not end:
+            x = layout.lefts[box.column] + layout.widths[box.column]
+            path += f"H{x:.1f}"
+        y = box.y
+    return path
+
+
+def _continues(dag: DAG, route: Sequence[Box]) -> bool:
+    start, end = route[0].task, route[-1].task
+    assert start is not None and end is not None  # noqa: PT018 - the ends of a route are tasks
+    return dag.tasks[end].continues == dag.tasks[start].id

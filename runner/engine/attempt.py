@@ -14,28 +14,28 @@ from anyio.to_thread import run_sync
 from plait import events
 from plait.backends import prices
 from plait.backends.backend_protocol import (
+    Abilities,
     Allowance,
     Backend,
     ConversationRequest,
     DetachedBackend,
-    FileBackend,
     Files,
-    ForkingBackend,
     Output,
     PlacedBackend,
     Placement,
     Reply,
 )
-from plait.backends.prices import UNBILLED, BilledBackend, Billing, Price, Prices
+from plait.backends.prices import Billing, Price, Prices, billing_of
 from plait.clock_and_ids import Clock, traceparent
 from plait.dialogue import Answer, Message
 from plait.errors import BackendError, ErrorKind, PromptError, StoreError
-from plait.persistence.store_protocol import files_root
+from plait.json_form import JsonInput, to_json
 from plait.program_log import logger
-from plait.runner.domain.continuation import NO_HISTORY, Continuation, History
+from plait.runner.domain.continuation import EVIDENCE, NO_HISTORY, Continuation, History
+from plait.runner.engine.answer_check import AnswerCheck
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
-from plait.runner.state.attempt_files import attempt_files, end_attempt, make_room, run_folder
+from plait.runner.state.attempt_files import attempt_files, end_attempt, files_root, make_room, run_folder
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.task_files import (
     NO_CONTENTS,
@@ -47,6 +47,7 @@ from plait.runner.state.task_files import (
     with_texts,
 )
 from plait.safe_text import clean_text
+from plait.statuses import TASK_DONE
 from plait.task import Task
 from plait.usage import NO_USAGE, Usage
 
@@ -57,7 +58,7 @@ class Pricing:
     def __init__(self, backends: Mapping[str, Backend], lines: Mapping[str, Price], clock: Clock) -> None:
         self._prices = Prices(lines)
         self._clock = clock
-        self._billed = {name: one for name, one in backends.items() if isinstance(one, BilledBackend)}
+        self._backends = backends
 
     async def priced(self, outcome: CallOutcome, name: str, model: str | None) -> CallOutcome:
         """Return `outcome`, of a call of the backend `name`, with its cost. `model` is the model that the task names,
@@ -91,8 +92,7 @@ class Pricing:
         return self._prices.priced(used, billing, longest, at=self._clock.wall())
 
     def _billing(self, name: str, model: str | None) -> Billing:
-        backend = self._billed.get(name)
-        billing = UNBILLED if backend is None else backend.billing
+        billing = billing_of(self._backends.get(name))
         return billing if model is None else replace(billing, model=model)
 
 
@@ -100,6 +100,9 @@ _START_NOT_STORED = (
     "the store does not answer, so this at_most_once task was not started: after a crash "
     "no record would show the start; resume with --retry-failed when the store answers again"
 )
+
+
+_NO_VALUES: Mapping[str, JsonInput] = {}
 
 
 def _nothing() -> None:
@@ -174,11 +177,14 @@ class Attempt:
         return self.continuation is not None and self.continuation.interrupted
 
     def messages(self, reply: Reply) -> tuple[Message, ...]:
+        """Return the messages of the turn that `reply` ended, behind those of refused answers."""
+        return (*(() if self.continuation is None else self.continuation.refused), *self.turn(reply))
+
+    def turn(self, reply: Reply) -> tuple[Message, ...]:
         """Return the messages of the turn that `reply` ended."""
-        refused = () if self.continuation is None else self.continuation.refused
         if self.resumes_interrupted:
-            return (*refused, Message("user", self.prompt), *reply.turn(INTERRUPTED))
-        return (*refused, *reply.turn(self.prompt))
+            return (Message("user", self.prompt), *reply.turn(INTERRUPTED))
+        return reply.turn(self.prompt)
 
 
 class AttemptRunner:
@@ -195,9 +201,7 @@ class AttemptRunner:
         self._task_backends = run.task_backends
         self._pricing = Pricing(self._backends, run.options.prices, self._clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
-        self._takes_files = {
-            name: backend.takes_files for name, backend in self._backends.items() if isinstance(backend, FileBackend)
-        }
+        self._abilities = {name: Abilities.of(backend) for name, backend in self._backends.items()}
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in self._backends.items()}
         self._placed = {name for name, backend in self._backends.items() if isinstance(backend, PlacedBackend)}
         self._files_root = files_root(run.options.store)
@@ -230,12 +234,12 @@ class AttemptRunner:
         return Attempt(
             position,
             task,
-            number,
-            session_id,
-            continuation,
-            adopted.confirmed,
-            resume,
-            forks,
+            number=number,
+            session_id=session_id,
+            continuation=continuation,
+            confirmed=adopted.confirmed,
+            resume=resume,
+            fork_of=forks,
             called=True,
             place=adopted.detached.place,
             adopted=adopted,
@@ -247,8 +251,7 @@ class AttemptRunner:
         """
         assert task.continues is not None
         before = self._state.dag.position(task.continues)
-        backend = self._backends[self._task_backends[before]]
-        return self._state.times_continued(before) > 1 or (isinstance(backend, ForkingBackend) and backend.can_fork)
+        return self._state.times_continued(before) > 1 or self._abilities[self._task_backends[before]].can_fork
 
     def size(self, position: int) -> int:
         """Return the length in characters of the next prompt of the task, with the conversation as far as in memory."""
@@ -290,6 +293,13 @@ class AttemptRunner:
         answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
         if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
             await make_room(files.turn)
+        check = None
+        if attempt.task.check is not None:
+            try:
+                judge, adopts = self._task_backends[attempt.position], attempt.adopted is not None
+                check = await AnswerCheck.begin(self._run, attempt.task, judge, self._files(attempt), adopts=adopts)
+            except (BackendError, PromptError) as error:
+                return CallOutcome(None, None, classified(error))
         attempt.called = True
         message = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
         outcome = await call_backend(backend, request, message, answers, self._run.cancellation)
@@ -300,9 +310,19 @@ class AttemptRunner:
         if ended is not None and ended.usage is not NO_USAGE:
             name = self._task_backends[attempt.position]
             outcome = await self._pricing.priced(outcome, name, attempt.task.model)
+        reply = outcome.reply
+        if check is not None and reply is not None and reply.question is None:
+            checked, evidence, mistake = await check.run(request, reply, self._pricing.priced)
+            data_json = outcome.data_json if checked.data is reply.data else to_json(checked.data)
+            # The turn costs what the answer did, the attempt what the judge did as well.
+            reply = replace(checked, messages=(*reply.turn(message), *evidence))
+            outcome = replace(outcome, reply=reply, data_json=data_json)
+            if mistake is not None:
+                mistake.usage, mistake.messages = reply.usage, attempt.turn(reply)
+                outcome = CallOutcome(None, None, mistake)
         attempt.over = True
-        if outcome.reply is not None and outcome.reply.session_id is not None:
-            self._session(attempt, outcome.reply.session_id, last=True)
+        if reply is not None and reply.session_id is not None:
+            self._session(attempt, reply.session_id, last=True)
         return outcome
 
     def _time_left(self, attempt: Attempt) -> float | None:
@@ -330,7 +350,7 @@ class AttemptRunner:
         if not attempt.task.files:
             return prompt
         files = files_of(attempt.task)
-        if self._takes_files.get(self._task_backends[attempt.position]) == "paths":
+        if self._abilities[self._task_backends[attempt.position]].takes_files == "paths":
             return with_paths(prompt, files)
         return with_texts(prompt, attempt.contents.texts)
 
@@ -377,27 +397,30 @@ class AttemptRunner:
         name = self._task_backends[attempt.position]
         files = self._files(attempt) if self._outlive[name] else None
         placement = self._placement(attempt) if name in self._placed else None
-        return ConversationRequest(  # positional: keyword arguments would take as long as the rest of this method
-            attempt.session_id,
-            attempt.resume,
-            messages,
-            task.output_schema,
-            f"{self._run_id}:{task.id}",
-            task.metadata,
-            answer,
-            attempt.resumes_interrupted,
-            attempt.fork_of,
-            files,
-            attempt.adopted is not None,
-            partial(self._output, attempt),
-            partial(self._session, attempt),
-            self._time_left(attempt),
-            self._state.times_continued(attempt.position) > 0,
-            partial(self._allowance, attempt),
-            None if files is None and placement is None else traceparent(self._run_id, task.id, attempt.number),
-            task.options,
-            placement,
-            attempt.contents.attachments if self._takes_files.get(name) == "contents" else (),
+        return ConversationRequest(
+            session_id=attempt.session_id,
+            resume=attempt.resume,
+            history=tuple(one for one in messages if not one.content.startswith(EVIDENCE)) if messages else (),
+            output_schema=task.output_schema,
+            idempotency_key=f"{self._run_id}:{task.id}",
+            metadata=task.metadata,
+            answer=answer,
+            resumes_interrupted=attempt.resumes_interrupted,
+            fork_of=attempt.fork_of,
+            files=files,
+            attaches=attempt.adopted is not None,
+            on_output=partial(self._output, attempt),
+            on_session=partial(self._session, attempt),
+            timeout=self._time_left(attempt),
+            goes_on=self._state.times_continued(attempt.position) > 0,
+            on_allowance=partial(self._allowance, attempt),
+            traceparent=None
+            if files is None and placement is None
+            else traceparent(self._run_id, task.id, attempt.number),
+            options=task.options,
+            placement=placement,
+            values=self._state.argument_values(task) if task.arguments else _NO_VALUES,
+            attachments=attempt.contents.attachments if self._abilities[name].takes_files == "contents" else (),
         )
 
     def _placement(self, attempt: Attempt) -> Placement:
@@ -405,10 +428,20 @@ class AttemptRunner:
         on_place, turn_folder = partial(self._place, attempt), partial(self._turn_folder, attempt)
         attempt.waits_for_host = attempt.place is None
         run_id, task_id, place = self._run_id, attempt.task.id, attempt.place
-        return Placement(run_id, task_id, attempt.number, on_place, _nothing, turn_folder, place)
+        return Placement(
+            run_id,
+            task_id,
+            attempt=attempt.number,
+            on_place=on_place,
+            on_go=_nothing,
+            turn_folder=turn_folder,
+            place=place,
+        )
 
     async def _place(self, attempt: Attempt, place: str) -> None:
         """Store the host of the attempt. Raises BackendError if a task marked at_most_once cannot be stored now."""
+        if attempt.over:  # lost a race; the cancellation arrives here
+            await anyio.lowlevel.checkpoint()
         interrupted = attempt.resumes_interrupted
         placed = events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, interrupted)
         await self._run.sink.submit([placed]).wait()
@@ -465,7 +498,7 @@ class AttemptRunner:
         not a text, changes nothing. `last` marks the id in the reply, for which confirming a known id is unnecessary.
         """
         new_id = clean_text(session_id) if isinstance(session_id, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
-        if new_id is None or (attempt.over and not last):
+        if new_id is None or (attempt.over and not last) or self._state.statuses[attempt.position] in TASK_DONE:
             return
         if new_id == attempt.session_id and (attempt.confirmed or last):
             return

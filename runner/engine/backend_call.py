@@ -12,20 +12,18 @@ from typing import TypeAlias, cast, get_args
 
 import anyio
 
-from plait.backends.ask import QuestionAsked, answering, question_in
 from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
-from plait.backends.function_backend import format_traceback, in_own_context
+from plait.backends.function_backend import format_traceback
 from plait.backends.output_schema import Schema
+from plait.backends.running_turn import Cancellation, QuestionAsked, Turn, in_turn, question_in
 from plait.backends.threads import in_thread, is_large
-from plait.backends.turn_cancellation import CancellableTurn, Cancellation
 from plait.dialogue import Message, Question, Role
 from plait.errors import BackendError, BackendUnavailable, ErrorKind, PlaitError, PromptError
 from plait.failpoints import reached
-from plait.json_form import JsonValue, value
+from plait.json_form import JsonValue, to_json, value
 from plait.program_log import logger
-from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.asked_question import Asking, Way
-from plait.runner.state.codec import to_json
+from plait.runner.engine.checkpointer import Cancels
 from plait.safe_text import clean_text, shown, without_secrets
 from plait.usage import NO_USAGE, Usage
 
@@ -65,20 +63,23 @@ async def call_backend(
     replies: list[Reply] = []
     cancels = Cancels()
     timeout = request.timeout
+    turn = Turn(cancellation, answers)
     try:
-        with CancellableTurn(cancellation), answering(answers):
-            if timeout is None:
-                await in_own_context(_send(backend, request, prompt, replies))
-            else:
-                with anyio.move_on_after(timeout) as limit:
-                    await in_own_context(_send(backend, _timed_from_go(request, limit, timeout), prompt, replies))
-                if limit.cancelled_caught and not replies:
-                    raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
+        if timeout is None:
+            await in_turn(turn, _send(backend, request, prompt, replies))
+        else:
+            with anyio.move_on_after(timeout) as limit:
+                await in_turn(turn, _send(backend, _timed_from_go(request, limit, timeout), prompt, replies))
+            if limit.cancelled_caught and not replies:
+                raise BackendError(ErrorKind.TIMEOUT, f"no answer within the task's timeout of {timeout:g} s")
         if not replies:
             raise BackendError(
                 ErrorKind.UNEXPECTED, "the backend's conversation suppressed the exception that ended the turn"
             )
-        outcome = await _storable(replies[0])
+        reply = replies[0]
+        data: object = getattr(reply, "data", None)  # a backend may return anything
+        is_small = data is None or not is_large(data)
+        outcome = _checked(reply) if is_small else await _checked_in_thread(reply)
     except QuestionAsked as asked:
         outcome = _asked(asked.question)
     except asyncio.CancelledError as error:
@@ -138,18 +139,16 @@ async def _send(backend: Backend, request: ConversationRequest, prompt: str, rep
         logger().warning("closing_failed", error=type(error).__name__, key=request.idempotency_key)
 
 
-async def _storable(reply: Reply) -> CallOutcome:
-    """Return the outcome of a reply in storable form, so that no paid reply is lost at the store. Raises BackendError
-    if `reply` is invalid.
-    """
-    if not is_large(getattr(reply, "data", None)):  # a backend may return anything
-        return _checked(reply)
-    with anyio.CancelScope(shield=True):
+async def _checked_in_thread(reply: Reply) -> CallOutcome:
+    with anyio.CancelScope(shield=True):  # the reply is paid for
         return await in_thread(_checked, reply)
     raise AssertionError("a shielded scope is not cancelled")
 
 
 def _checked(reply: Reply) -> CallOutcome:
+    """Return the outcome of a reply in storable form, so that no paid reply is lost at the store. Raises BackendError
+    if `reply` is invalid.
+    """
     if wrong := _reply_problem(reply):
         raise BackendError(ErrorKind.UNEXPECTED, f"the backend's reply cannot be stored: {wrong}")
     data_json = None
@@ -163,15 +162,13 @@ def _checked(reply: Reply) -> CallOutcome:
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
     usage = kept_usage(reply.usage)
-    storable = reply.text.isascii() and all(map(_is_storable, reply.messages))
-    if storable and usage is reply.usage:
+    is_ascii = reply.text.isascii() and all(
+        one.content.isascii() and one.thoughts.isascii() and _countable(one.usage) for one in reply.messages
+    )
+    if is_ascii and usage is reply.usage:
         return CallOutcome(reply, data_json, None)
     clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages), usage=usage)
     return CallOutcome(clean, data_json, None)
-
-
-def _is_storable(message: Message) -> bool:
-    return message.content.isascii() and message.thoughts.isascii() and _countable(message.usage)
 
 
 def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -197,18 +194,14 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def _is_plain(reply: Reply) -> bool:
-    """Return whether the reply is a text alone, as most replies of functions are."""
-    alone = reply.messages == () and reply.tasks == () and reply.session_id is None and reply.question is None
-    return alone and type(reply.text) is str and type(reply.usage) is Usage
-
-
 def _reply_problem(reply: object) -> str | None:
     """Return a description of the reply's first defect, if any: third-party backends may lack type checks."""
-    if type(reply) is Reply and _is_plain(reply):
-        return None
     if not isinstance(reply, Reply):
         return f"send() returned {type(reply).__name__}, not a Reply"
+    # Most replies of functions are a text alone.
+    alone = reply.messages == () and reply.tasks == () and reply.session_id is None and reply.question is None
+    if alone and type(reply.text) is str and type(reply.usage) is Usage:
+        return None
     for name, kinds in _FIELDS.items():
         value = getattr(reply, name)
         if not isinstance(value, kinds):
@@ -251,12 +244,8 @@ def kept_usage(usage: Usage) -> Usage:
     if usage is NO_USAGE:
         return usage
     usage = usage if _countable(usage) else Usage(model=usage.model, cost_is_partial=True)
-    return usage if usage.model is None else _named(usage, usage.model)
-
-
-def _named(usage: Usage, model: str) -> Usage:
-    name = shown(model)
-    return usage if name and name == model else replace(usage, model=name or None)
+    name = None if usage.model is None else shown(usage.model) or None
+    return usage if name == usage.model else replace(usage, model=name)
 
 
 def _countable(usage: Usage) -> bool:

@@ -20,16 +20,22 @@ refused change is lost. Either way the executor is ahead of what is stored. So n
 the writer forgets the starts behind the refusal, with all that follows from them, and calls `on_refused`, so that the
 executor starts nothing more. The run then goes on from what is stored, as after a crash (`Diverged`).
 If a change is lost, the end of the run is not stored either: the run stays resumable.
+
+Each call of a run's store, reads included, has a time limit, and every failure of a call is a StoreError (`bounded`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice, repeat
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -37,15 +43,17 @@ import anyio.lowlevel
 from plait import events
 from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
-from plait.events import Event, RunClaimed
+from plait.events import Event, RunClaimed, RunCreated, TasksAdded
 from plait.failpoints import reached
-from plait.persistence.store_protocol import Store, server_of
+from plait.persistence.store_protocol import ServerStore, Store
 from plait.persistence.store_records import Batch
 from plait.program_log import logger
-from plait.runner.asyncio_cancellation import outlasting_cancellation
 from plait.runner.domain.run_result import Degradation
 from plait.runner.engine.event_feed import Feed
+from plait.runner.state.attempt_files import files_root
 from plait.statuses import TaskStatus
+
+_T = TypeVar("_T")
 
 FIRST_RETRY_S = 0.1
 """Seconds before the first retry of a failed write. Each further failure doubles the delay."""
@@ -128,37 +136,9 @@ class WritePosition:
     """As in Batch."""
 
 
-class _Unit:
-    """An event to be stored and published."""
-
-    __slots__ = ("event", "is_told", "replaces")
-
-    def __init__(self, event: Event | None, *, again: bool = False) -> None:
-        self.event = event
-        """None once the event is forgotten: it is neither stored nor published."""
-        self.is_told = again
-        """Whether the event is published."""
-        self.replaces = again
-        """Whether the event stands in the place of a refused one, or was stored before."""
-
-
-def _stored(units: Iterable[_Unit]) -> tuple[Event, ...]:
-    """Return the events of the units that have a number in the store."""
-    return tuple(unit.event for unit in units if unit.event is not None and unit.event.stored)
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Submissions that are written together."""
-
-    units: list[_Unit]
-    commit: Commit
-    """The commit returned for each of the submissions."""
-
-    @property
-    def ending(self) -> bool:
-        """True if the group leaves the run without an owner. It is then written at once, as no later write follows."""
-        return bool(self.units) and isinstance(self.units[-1].event, events.RunEnded | events.RunReleased)
+def _stored(unstored: Iterable[Event]) -> tuple[Event, ...]:
+    """Return the events that have a number in the store."""
+    return tuple(event for event in unstored if event.stored)
 
 
 class Checkpointer:
@@ -176,10 +156,18 @@ class Checkpointer:
         self._strict = strict
         self._log = logger(run=run_id)
         self._position = WritePosition()
-        self._unstored: deque[_Unit] = deque()
-        """Events not known to be stored, oldest first. Their first change has the number `next_seq`."""
-        self._groups: deque[_Group] = deque()
-        """Groups waiting for the store, oldest first. Only the last group takes further submissions."""
+        self._gathered: list[Event] = []
+        """The submissions that are written together, once the writer is free."""
+        self._commit: Commit | None = None
+        """The commit returned for each of these submissions; None without any."""
+        self._unstored: deque[Event] = deque()
+        """Events with the writer that are not known to be stored, oldest first. The first has the number `next_seq`."""
+        self._told = 0
+        """How many of the unstored events, the oldest, are published already: they are kept during an outage."""
+        self._again = 0
+        """How many of the unstored events, the oldest, stand in the place of a refused one, or were stored before."""
+        self._untold: list[Event] = []
+        """Events that the writer has written, to be published with their commit."""
         self._wake = anyio.Event()
         self._closing = False
         self.run_ended = False
@@ -220,34 +208,21 @@ class Checkpointer:
 
     def submit(self, new_events: Sequence[Event]) -> Commit:
         """See EventSink."""
-        group = self._group_with([_Unit(event) for event in new_events])
-        self.run_ended = self.run_ended or group.ending
-        return group.commit
-
-    def _group_with(self, units: list[_Unit]) -> _Group:
+        self.run_ended = self.run_ended or (
+            bool(new_events) and isinstance(new_events[-1], events.RunEnded | events.RunReleased)
+        )
         if self._has_diverged:
-            self._forget_unbegun(units)
-        if not self._groups:
-            if self.away:
-                return self._keep_in_memory(units)
-            self._groups.append(_Group([], Commit()))
+            new_events = [*filter(self._follows_nothing_forgotten(new_events), new_events)]
+        if self._commit is None:
+            # While the store is away only the end of the run waits for it.
+            if self.away and self._told == len(self._unstored) and not self.run_ended:
+                self._unstored += new_events
+                self._publish()
+                return COMMITTED
+            self._commit = Commit()
             self._wake.set()
-        group = self._groups[-1]
-        group.units.extend(units)
-        return group
-
-    def _keep_in_memory(self, units: list[_Unit]) -> _Group:
-        """Keep the changes in memory while the store is away, and set the commit at once, even during a retry. Only the
-        group that ends the run waits for the store.
-        """
-        group = _Group(units, Commit())
-        if group.ending:
-            self._groups.append(group)
-            self._wake.set()
-        else:
-            self._unstored += group.units
-            self._publish(group)
-        return group
+        self._gathered += new_events
+        return self._commit
 
     async def write_until_closed(self) -> None:
         """Write the submissions until `close`. On return all changes are stored, or the loss is recorded in `degraded`.
@@ -259,7 +234,7 @@ class Checkpointer:
                 with outlasting_cancellation():
                     await self._wait_for_work()
                 await self._write_group()
-                if self._closing and not self._groups:
+                if self._closing and self._commit is None:
                     break
             if self._unstored and self.away:
                 self.degraded[-1] = replace(self.degraded[-1], lost=self._count_unstored())
@@ -290,7 +265,7 @@ class Checkpointer:
 
     async def _wait_for_work(self) -> None:
         """Wait for something to do: submissions, the close, or the time to try a failing store again."""
-        if self._groups or self._closing:
+        if self._commit is not None or self._closing:
             return
         self._wake = anyio.Event()
         if not self.away or self.fatal:
@@ -302,19 +277,25 @@ class Checkpointer:
             await self._wake.wait()
 
     async def _write_group(self) -> None:
-        group = self._groups.popleft() if self._groups else _Group([], Commit())
-        self._unstored += group.units
-        ending = group.ending
-        is_time = ending or not self.away or self._clock.monotonic() >= self._retry_at
+        commit = self._take_gathered()
+        is_end = commit is not None and self.run_ended
+        is_time = is_end or not self.away or self._clock.monotonic() >= self._retry_at
         if self._unstored and self.fatal is None and is_time:
             await self._write_unstored()
-        if ending:
+        if is_end:  # no later write follows
             await self._retry_at_end()
-        self._publish(group)
-        while self.away and self._groups and not self._groups[0].ending:
-            waiting = self._groups.popleft()
-            self._unstored += waiting.units
-            self._publish(waiting)
+        self._publish()
+        if commit is not None:
+            commit.set()
+        if self.away and not self.run_ended and (commit := self._take_gathered()) is not None:
+            self._publish()
+            commit.set()
+
+    def _take_gathered(self) -> Commit | None:
+        commit, self._commit = self._commit, None
+        self._unstored += self._gathered
+        self._gathered = []
+        return commit
 
     async def _retry_at_end(self) -> None:
         """Retry at the end of the run, because no later write follows: up to BUSY_PATIENCE_S seconds if the store is
@@ -342,22 +323,21 @@ class Checkpointer:
             return None
         return SERVER_PATIENCE_S if self._kept is not None and self._waits else None
 
-    def _publish(self, group: _Group) -> None:
-        """Publish the events and set the commit of the group. After a fatal error no events are published."""
-        if self.fatal is None:
-            for unit in group.units:
-                if unit.event is not None:
-                    self._feed.publish(unit.event)
-                unit.is_told = True
-            reached("events.published")
-        group.commit.set()
+    def _publish(self) -> None:
+        """Publish all events that the writer has taken. After a fatal error no events are published."""
+        if self.fatal is not None:
+            return
+        for event in chain(self._untold, islice(self._unstored, self._told, None)):
+            self._feed.publish(event)
+        self._untold, self._told = [], len(self._unstored)
+        reached("events.published")
 
     async def _write_unstored(self) -> None:
         limit: int = BATCH_LIMIT
         count = 0
         while self._unstored:
+            self._withhold_end()
             head = self._next_batch(limit)
-            self._withhold_end(head[-1])
             changes = _stored(head)
             error = await self._try_write(changes) if changes else None
             if isinstance(error, Gap) and self._kept is not None and self.began and not self._strict:
@@ -379,25 +359,26 @@ class Checkpointer:
             count += len(changes)
         self._record_recovery(count)
 
-    def _settle_refusal(self, head: Sequence[_Unit], error: Conflict) -> None:
+    def _settle_refusal(self, head: Sequence[Event], error: Conflict) -> None:
         """Let the attempt whose end is refused fail in its place, or record the loss of `head`. Forget what follows."""
-        refused = head[0]
-        if isinstance(refused.event, _ENDS_OF_ATTEMPTS) and not refused.replaces:
-            self._fail_in_place(refused, refused.event, error)
+        if isinstance(head[0], _ENDS_OF_ATTEMPTS) and not self._again:
+            self._fail_in_place(head[0], error)
         else:
-            for _ in head:
-                self._unstored.popleft()
+            self._unbegun |= {one.task_id for one in head[self._again :] if isinstance(one, events.TaskStarted)}
+            self._take_off(len(head))
             changes = _stored(head)
-            starts = (unit.event for unit in head if isinstance(unit.event, events.TaskStarted) and not unit.replaces)
-            self._unbegun |= {start.task_id for start in starts}
             self._record_loss(error, len(changes))
             if all(change.informs for change in changes):
                 return
         self._has_diverged = True
-        self._forget_unbegun([*self._unstored, *(unit for group in self._groups for unit in group.units)])
+        old = max(self._told, self._again)
+        new = [*islice(self._unstored, old, None)]
+        follows_nothing_forgotten = self._follows_nothing_forgotten([*new, *self._gathered])
+        self._unstored = deque([*islice(self._unstored, old), *filter(follows_nothing_forgotten, new)])
+        self._gathered = [*filter(follows_nothing_forgotten, self._gathered)]
         self.on_refused()
 
-    def _fail_in_place(self, unit: _Unit, ended: _ENDS_OF_ATTEMPTS, error: Conflict) -> None:
+    def _fail_in_place(self, ended: _ENDS_OF_ATTEMPTS, error: Conflict) -> None:
         # The words of the store may quote the very value that it refuses.
         reason = str(error)[:_LONGEST_REASON].encode("ascii", "backslashreplace").decode()
         skips = self.status_of_failure(ended.task_id) is TaskStatus.SKIPPED
@@ -405,54 +386,55 @@ class Checkpointer:
             ended.at,
             ended.task_id,
             ended.attempt,
-            NOT_STORED,
-            f"the store refused the end of the attempt: {reason}",
-            ended.duration_s or 0.0,
-            ended.usage,
+            error_kind=NOT_STORED,
+            error=f"the store refused the end of the attempt: {reason}",
+            duration_s=ended.duration_s or 0.0,
+            usage=ended.usage,
         )
         self._log.error("result_not_stored", task=ended.task_id, attempt=ended.attempt, error=reason)
         self._settled.add(ended.task_id)
-        unit.event, unit.replaces = failed, True
-        if unit.is_told:  # during an outage
+        self._unstored[0], self._again = failed, 1
+        if self._told:  # during an outage
             self._feed.publish(failed)
 
-    def _forget_unbegun(self, units: Sequence[_Unit]) -> None:
-        """Forget the starts among `units` that nobody was told of, and what follows from them or from a refused change:
-        no backend was called, and the policy is asked again.
+    def _follows_nothing_forgotten(self, untold: Sequence[Event]) -> Callable[[Event], bool]:
+        """Return a filter of the events `untold`, in their order. It forgets the starts that nobody was told of, and
+        what follows from them or from a refused change: no backend was called, and the policy is asked again.
         """
-        is_cancelled = any(isinstance(unit.event, events.RunCancelled) for unit in units)
-        ended: set[str] = set()
-        for unit in units:
-            if unit.is_told or unit.replaces:
-                continue
-            match unit.event:
-                case events.TaskStarted(task_id=task_id) if not isinstance(unit.event, events.TaskAdopted):
-                    self._unbegun.add(task_id)
-                    unit.event = None
-                case events.TasksAdded(added_by=added_by) if added_by not in ended:
-                    unit.event = None
-                case events.PolicyDecided():
-                    unit.event = None
-                case events.TaskCancelled(task_id=task_id):
-                    if not is_cancelled or task_id in self._settled:
-                        unit.event = None
-                case events.TaskEvent(task_id=task_id) if task_id in self._settled or task_id in self._unbegun:
-                    unit.event = None
-                case events.TaskCompleted(task_id=task_id):
-                    ended.add(task_id)
-                case _:
-                    pass
+        is_cancelled = any(isinstance(event, events.RunCancelled) for event in untold)
+        completed: set[str] = set()
 
-    def _withhold_end(self, unit: _Unit) -> None:
+        def is_kept(event: Event) -> bool:
+            match event:
+                case events.TaskStarted(task_id=task_id) if not isinstance(event, events.TaskAdopted):
+                    self._unbegun.add(task_id)
+                    return False
+                case events.TasksAdded(added_by=added_by):
+                    return added_by in completed
+                case events.PolicyDecided():
+                    return False
+                case events.TaskCancelled(task_id=task_id):
+                    return is_cancelled and task_id not in self._settled
+                case events.TaskEvent(task_id=task_id) if task_id in self._settled or task_id in self._unbegun:
+                    return False
+                case events.TaskCompleted(task_id=task_id):
+                    completed.add(task_id)
+                    return True
+                case _:
+                    return True
+
+        return is_kept
+
+    def _withhold_end(self) -> None:
         """Do not store the end of a run of which a change is lost, or which goes on from what is stored."""
-        if not isinstance(unit.event, events.RunEnded) or isinstance(unit.event, events.RunCancelled):
+        end = self._unstored[-1]
+        if not isinstance(end, events.RunEnded) or isinstance(end, events.RunCancelled):
             return
-        if not (self.loss or self._has_diverged):
-            return
-        if self.loss is None:
-            unit.event = None  # the run keeps its owner: no other process takes it over in between
-            return
-        unit.event = events.RunInterrupted(unit.event.at, unit.event.run_id, self.loss)
+        if self.loss is not None:
+            self._unstored[-1] = events.RunInterrupted(end.at, end.run_id, self.loss)
+        elif self._has_diverged:
+            self._unstored.pop()  # the run keeps its owner: no other process takes it over in between
+            self._told = min(self._told, len(self._unstored))
 
     async def _close_gap(self, gap: Gap, kept: KeptEvents) -> StoreError | None:
         """Put the changes that the store has lost before the unstored changes. Return None, or the error if the store
@@ -473,24 +455,26 @@ class Checkpointer:
         self.on_gap()
         self._note_outage(gap)
         self._log.warning("changes_written_again", next_seq=next_seq, changes=len(again))
-        self._unstored.extendleft(_Unit(event, again=True) for event in reversed(again))
+        self._unstored.extendleft(reversed(again))
+        self._told += len(again)
+        self._again += len(again)
         claims = [type(event) for event in again].count(RunClaimed)
         owner_id = None if claims else self._position.owner_id
         self._position = WritePosition(self._position.epoch - claims, next_seq, owner_id)
         return None
 
-    def _next_batch(self, limit: int) -> list[_Unit]:
+    def _next_batch(self, limit: int) -> list[Event]:
         """Return the first `limit` unstored events, and the following events that belong to the last of the first: the
         end of a start that was submitted together with it, as of an answer of an earlier run, and what came of an end.
         """
         head = list(islice(self._unstored, limit))
-        following, last = 0, head[-1].event
-        begun = last.task_id if isinstance(last, events.TaskStarted) else None
-        for number, unit in enumerate(islice(self._unstored, limit, None), 1):
-            ends = number == 1 and isinstance(unit.event, events.TaskCompleted) and unit.event.task_id == begun
-            if ends or isinstance(unit.event, events.TasksAdded | events.PolicyDecided):
+        begun = head[-1].task_id if head and isinstance(head[-1], events.TaskStarted) else None
+        following = 0
+        for number, event in enumerate(islice(self._unstored, limit, None), 1):
+            ends = number == 1 and isinstance(event, events.TaskCompleted) and event.task_id == begun
+            if ends or isinstance(event, events.TasksAdded | events.PolicyDecided):
                 following = number
-            elif not isinstance(unit.event, events.TaskCancelled):  # cancellations precede the decision of the policy
+            elif not isinstance(event, events.TaskCancelled):  # cancellations precede the decision of the policy
                 break
         return [*head, *islice(self._unstored, limit, limit + following)]
 
@@ -506,8 +490,17 @@ class Checkpointer:
             if type(change) is RunClaimed:
                 epoch, owner_id = epoch + 1, change.owner.owner_id
         self._position = WritePosition(epoch, next_seq + len(changes), owner_id)
+        self._take_off(count)
+
+    def _take_off(self, count: int) -> None:
+        """Take the first `count` events, which are stored or lost, off the unstored ones."""
         for _ in range(count):
-            self._unstored.popleft()
+            event = self._unstored.popleft()
+            if self._told:
+                self._told -= 1
+            else:
+                self._untold.append(event)
+        self._again = max(0, self._again - count)
 
     def _record_loss(self, error: Conflict, count: int) -> None:
         self.loss = f"the store refused a change of the run for good, so its end is not stored: {error}"
@@ -623,12 +616,8 @@ def _size_of(change: object) -> int:
         if type(one) is str:
             size += len(one)
         elif type(one) is tuple:
-            size += sum(map(_size_of_item, one))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            size += sum(len(item) if isinstance(item, str) else _size_of(item) for item in one)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return size
-
-
-def _size_of_item(one: object) -> int:
-    return len(one) if isinstance(one, str) else _size_of(one)
 
 
 class EventSink(Protocol):
@@ -664,3 +653,110 @@ class UnstoredSink:
         for event in new_events:
             self._feed.publish(event)
         return COMMITTED
+
+
+TASKS_WITHIN_LIMIT = 100_000
+"""Most tasks that a store adds within its usual limit, which no run may miss for its size alone. SQLite takes about 7 s
+for a million.
+"""
+
+
+def bounded(store: Store, seconds: float) -> Store:
+    """Return `store` with a limit of `seconds` for each call. After a timeout, as after an exception, the result of a
+    write is unknown. A write that adds tasks has as long again for each TASKS_WITHIN_LIMIT of them.
+    """
+    return store if isinstance(store, _Bounded) else cast("Store", _Bounded(store, seconds))
+
+
+def unbounded(store: Store) -> Store:
+    """Return the store without the limit of `bounded`."""
+    return store.inner if isinstance(store, _Bounded) else store
+
+
+def server_of(store: object) -> ServerStore | None:
+    """Return `store`, or the store that it wraps and names as its `server`; None without a server."""
+    found = getattr(store, "server", store)
+    return found if isinstance(found, ServerStore) else None
+
+
+class _Bounded:
+    def __init__(self, store: Store, seconds: float) -> None:
+        self.inner, self._seconds = store, seconds
+        self.server: ServerStore | None = server_of(store)
+        """The store itself, without a time limit, if it is on a server."""
+
+    @property
+    def files_root(self) -> Path | None:
+        return files_root(self.inner)
+
+    async def write(self, batch: Batch) -> None:
+        added = sum(len(event.tasks) for event in batch.events if isinstance(event, RunCreated | TasksAdded))
+        await _answer(self.inner.write(batch), self._seconds * (1 + added // TASKS_WITHIN_LIMIT))
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, getattr(self.inner, name))
+
+    async def _call(self, method: Callable[..., Awaitable[_T]], *arguments: object, **options: object) -> _T:
+        return await _answer(method(*arguments, **options), self._seconds)
+
+
+async def _answer(call: Awaitable[_T], seconds: float) -> _T:
+    cancels = Cancels()
+    with anyio.move_on_after(seconds) as limit:
+        try:
+            return await call
+        except StoreError:
+            raise
+        except asyncio.CancelledError as error:
+            if limit.cancel_called or cancels.since:
+                raise
+            raise StoreError(f"the store raised {error!r}, but plait had not cancelled the call") from error
+        except Exception as error:
+            # A third-party store must not end the run, whatever the exception.
+            raise StoreError(f"{type(error).__name__}: {error}") from error
+    raise StoreError(f"the store did not answer within {seconds:g} s")
+
+
+class Cancels:
+    """Cancellation requests sent to the current task since construction, by a cancel scope or by `Task.cancel()`."""
+
+    __slots__ = ("_before", "_task")
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+
+    @property
+    def since(self) -> bool:
+        """True if the current task itself has been cancelled since construction.
+
+        False if only the awaited code raised CancelledError, such as a backend's own task cancelled by other code. An
+        error of the latter kind is an ordinary failure and must not end the run.
+        """
+        return self._task is not None and self._task.cancelling() > self._before
+
+    def withdraw(self) -> None:
+        """Withdraw the recorded cancellation requests from the current task.
+
+        Needed after a backend call: a home-made time-out may cancel the calling task and catch the error without
+        calling `uncancel`, and the task would count as cancelled from then on. A cancelled scope delivers its
+        cancellation again.
+        """
+        while self._task is not None and self._task.cancelling() > self._before:
+            self._task.uncancel()
+
+
+@contextmanager
+def outlasting_cancellation() -> Generator[None]:
+    """Absorb a native `Task.cancel()`, such as `asyncio.run` sends at shutdown.
+
+    The await inside the block is interrupted and the task continues. Cancellation by a cancel scope is re-raised,
+    because the scope would deliver the cancellation again.
+    """
+    cancels = Cancels()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not cancels.since or anyio.current_effective_deadline() == -math.inf:
+            raise
+        cancels.withdraw()

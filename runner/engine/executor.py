@@ -11,6 +11,9 @@ run holds at most one worker for each slot, adopted attempts aside. Further task
     the worker waits             until the submission is stored, or the store is known to be away
     the backends are called      only now: no backend is called before the attempt is stored as running
 
+Answers of earlier runs wait until the calls of the step have begun, and are then taken over a few at a time
+(`_take_over_later`): storing thousands of them would hold up the first call. Their dependents start as after outcomes.
+
 State, scheduler and submission change in one step without an await. Cancellation arrives at awaits only, when state,
 scheduler and submission agree, so `finish` has nothing to repair. Events from outside the workers take the same path:
 an answer, a deadline or a slot freed by another run through `_step`, the end of a retry delay through `_try_again`.
@@ -28,47 +31,54 @@ interrupted, or as waiting for a person's decision if the task is marked at_most
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Literal
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from plait import events
-from plait.backends.ask import answering
+from plait.backends.running_turn import Cancellation
 from plait.json_form import JsonInput
 from plait.program_log import logger
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.checkpointer import Commit
-from plait.runner.engine.growth import Growth
 from plait.runner.engine.inbox import PendingQuestions
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter
+from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import NO_USAGE
 
+_TAKEN_OVER_AT_ONCE = 100
 _ENDS = frozenset({events.TaskCompleted, events.TaskFailed, events.TaskSkipped})
+
+
+_LOST = CallOutcome(None, None, None)
+"""The outcome of a call that was cancelled because its task lost a race."""
 
 
 class Executor:
     """Runs the remaining tasks of a run in this process, until nothing can start any more or the run is ended."""
 
-    def __init__(self, run: LiveRun, outcomes: Callable[[LiveRun, Growth], OutcomeHandler] = OutcomeHandler) -> None:
-        growth = Growth(run)
+    def __init__(self, run: LiveRun, outcomes: Callable[[LiveRun], OutcomeHandler] = OutcomeHandler) -> None:
+        run.cancellation = Cancellation()
         self._run = run
         self._state = run.state
         self._tasks = run.state.dag.tasks
         self._scheduler = run.scheduler
-        self._policy_driver = None if run.policy is None else PolicyDriver(run.policy, run, growth)
+        self._policy_driver = None if run.policy is None else PolicyDriver(run.policy, run)
         self._stamp = run.stamp
         self._log = logger(run=run.run_id)
         self._attempt_runner = AttemptRunner(run)
-        self.outcomes = outcomes(run, growth)
+        self.outcomes = outcomes(run)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
         self._throttling = ThrottlingReporter(run)
@@ -84,8 +94,13 @@ class Executor:
         self._closed = False
         self._calls = 0
         """How many backend calls are under way."""
+        self._reused: dict[int, EarlierAnswer] = {}
+        """The answers to be taken over, by position; their tasks are set aside."""
+        self._is_taking_over = False
         self._metered: dict[int, Attempt] = {}
         """The attempts with a share of a limit of rate, by position."""
+        self._racing: dict[int, tuple[Attempt, anyio.CancelScope]] = {}
+        """The calls under way in a run with races, by position."""
         run.scheduler.rates.size_of = self._attempt_runner.size
         run.scheduler.rates.timer = self._start_timer
 
@@ -110,7 +125,9 @@ class Executor:
             for position in self._scheduler.later:  # first, so that the policy can end these delays
                 until = self._run.next_tries[position]
                 self._delays.begin(workers, position, until - self._run.options.clock.wall())
-            new_events = [event for ended in self._run.policy_backlog for event in self._call_policy(ended)]
+            races = range(len(self._tasks)) if self._state.dag.races else ()
+            new_events = [event for position in races for event in self._end_race(position)]
+            new_events += [event for ended in self._run.policy_backlog for event in self._call_policy(ended)]
             for position, asking in self._state.asking.items():
                 self._questions.begin(workers, position, asking)
             attempts = [self._attempt_runner.adopt(position, one) for position, one in self._run.adopted.items()]
@@ -192,14 +209,50 @@ class Executor:
         return finish_run(self._run, self.ended_by, exhausted=exhausted, called=called, decided=decided)
 
     def _after_end(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
-        """Call the policy for the task `ended`, then give out every free slot. Add the events to `new_events`."""
+        """Follow up on the task `ended`, then give out every free slot. Add the events to `new_events`."""
         if ended is not None:
-            new_events += self._call_policy(ended)
+            new_events += self._follow(ended)
         attempts = self._take(new_events)
         while not attempts and self._is_over and (decided := self._call_policy(None)):
             new_events += decided
             attempts = self._take(new_events)
         return attempts
+
+    def _follow(self, ended: str) -> list[events.Event]:
+        """End the races that the task `ended` has won, and call the run's policy."""
+        new_events: list[events.Event] = []
+        if self._state.dag.races and self.ended_by is None:
+            for position in self._state.dag.dependents[self._state.dag.position(ended)]:
+                new_events += self._end_race(position)
+        return new_events + self._call_policy(ended)
+
+    def _end_race(self, position: int) -> list[events.Event]:
+        """Cancel the dependencies that lost the race for the task at `position`, once one has completed, with the tasks
+        that only serve them.
+        """
+        state, dag, new_events = self._state, self._state.dag, list[events.Event]()
+        won = any(state.statuses[each] is TaskStatus.COMPLETED for each in dag.dependencies[position])
+        if not (self._tasks[position].race and won and state.statuses[position] is TaskStatus.PENDING):
+            return []
+        waiting = list(dag.dependencies[position])
+        while waiting:
+            loser = waiting.pop()
+            status, others = state.statuses[loser], [each for each in dag.needed_by(loser) if each != position]
+            if status in TASK_DONE or any(state.statuses[each] not in TASK_DONE for each in others):
+                continue
+            new_events.append(state.cancel(loser, self._stamp()))
+            if status is not TaskStatus.RUNNING:
+                self._scheduler.drop(loser)
+                self._questions.close(loser)
+                self._delays.end(loser)
+            else:
+                self._scheduler.finish(loser, TaskStatus.CANCELLED)
+                if loser in self._racing:
+                    attempt, call = self._racing[loser]
+                    attempt.over = True
+                    call.cancel()
+            waiting += dag.needed(loser)
+        return new_events
 
     def _call_policy(self, ended: str | None) -> list[events.Event]:
         """Call the run's policy for the end of the task `ended`, or, if None, for a run with nothing left to do."""
@@ -217,16 +270,19 @@ class Executor:
 
     def _take(self, new_events: list[events.Event]) -> list[Attempt]:
         """Decide conditions, expand and gather lists, and give out every free slot. Return the attempts; add the events
-        to `new_events`.
+        to `new_events`. Set the tasks aside that need no call.
         """
         attempts: list[Attempt] = []
         self._take_slotless(new_events)
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
-            if reused := self.outcomes.reuse(position):
+            if (answer := self.outcomes.find(position)) is not None:
                 if position in self._scheduler.rates.reserved:
                     self._scheduler.rates.give_back(position)
-                new_events += [*reused, *self._call_policy(self._tasks[position].id)]
-                self._take_slotless(new_events)
+                self._scheduler.set_aside(position)
+                self._reused[position] = answer
+                if self._policy_driver is not None or self._state.dag.races:  # the call of another task may be spared
+                    new_events += self._take_over(1)
+                    self._take_slotless(new_events)
                 continue
             attempt = self._attempt_runner.begin(position)
             attempts.append(attempt)
@@ -239,10 +295,35 @@ class Executor:
             name = self._run.task_backends[position]
             started = self._state.start(position, self._stamp(), name, attempt.session_id, confirmed=attempt.confirmed)
             new_events.append(started)
-        if self.ended_by is None and self._scheduler.enqueue(self._take_offered) and not self._scheduler.taken:
-            self._pool.keep_one()
-        self._throttling.limited(self._scheduler.rates.waiting())
+        if self.ended_by is None and self._scheduler.enqueue(self._take_offered):
+            if not self._scheduler.taken:
+                self._pool.keep_one()
+            self._throttling.limited(self._scheduler.rates.waiting())
+        if self._reused and not self._is_taking_over:
+            assert self._workers is not None
+            self._is_taking_over = True
+            self._workers.start_soon(self._take_over_later)
         return attempts
+
+    async def _take_over_later(self) -> None:
+        """Complete the tasks with answers of earlier runs, once the attempts that were begun with them are stored."""
+        nothing_more: list[events.Event] = []
+        await self._run.sink.submit(nothing_more).wait()
+        while self._reused and self.ended_by is None:
+            await anyio.lowlevel.checkpoint()
+            self._step(self._take_over(_TAKEN_OVER_AT_ONCE))
+        self._is_taking_over = False
+
+    def _take_over(self, limit: int) -> list[events.Event]:
+        """Complete the next tasks with answers of earlier runs, up to `limit`. Return the events."""
+        new_events: list[events.Event] = []
+        for position in list(islice(self._reused, limit)):
+            self._scheduler.end_keep_open()
+            answer = self._reused.pop(position)
+            if self.ended_by is None and self._state.statuses[position] is TaskStatus.PENDING:
+                new_events += self.outcomes.take_over(position, answer)
+                new_events += self._follow(self._tasks[position].id)
+        return new_events
 
     def _take_slotless(self, new_events: list[events.Event]) -> None:
         while self.ended_by is None and (position := self._scheduler.take_slotless()) is not None:
@@ -254,13 +335,17 @@ class Executor:
             self._step([])
 
     def _decide_or_expand(self, position: int) -> list[events.Event]:
-        """Decide the condition of a task. Expand a task with `for_each` into its parts, or, once all parts are done,
-        gather their results.
+        """Decide the condition of a task, or the vote between its samples. Expand a task with `for_each` into its
+        parts, or a call into the tasks of its plan, and gather their results once all are done.
         """
-        is_list = self._tasks[position].for_each is not None
-        new_events = (self.outcomes.expand_or_gather if is_list else self.outcomes.decide)(position)
+        task = self._tasks[position]
+        # The condition of a list counts for each part. A call that has added its tasks has been decided.
+        is_decided = position in self._state.parts or not self._scheduler.is_undecided(position)
+        gathers = task.for_each is not None or (task.calls and is_decided)
+        settle = self.outcomes.expand_or_gather if gathers else self.outcomes.decide
+        new_events = (settle if task.vote is None else self.outcomes.vote)(position)
         if self._state.statuses[position] in TASK_DONE:
-            new_events += self._call_policy(self._tasks[position].id)
+            new_events += self._follow(self._tasks[position].id)
         return new_events
 
     def _expire(self, position: int) -> None:
@@ -305,11 +390,19 @@ class Executor:
             attempt = await self._next_turn()
         # A run that was cancelled while the start was written calls no backend any more.
         while attempt is not None and not self._winding_down:
+            if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race before it was called
+                attempt.over = True
+                if attempt.position in self._metered:
+                    self._settle_rate(attempt, _LOST)
+                attempt = await self._next_turn()
+                continue
             began = self._run.options.clock.monotonic() - self._attempt_runner.earlier_duration(attempt)
             self._calls += 1
             if (moment := self._scheduler.moment(attempt.position)) is not None:
                 self._watch_probe(attempt, moment)
-            stored, attempts = self._conclude(attempt, await self._attempt_runner.call(attempt), began)
+            call = self._attempt_runner.call(attempt)
+            outcome = await (self._race(attempt, call) if self._state.dag.races else call)
+            stored, attempts = self._conclude(attempt, outcome, began)
             # If nothing follows the submission, the worker need not wait for the submission.
             if attempts or self.ended_by is not None or self._scheduler.exhausted:
                 await stored.wait()
@@ -321,6 +414,16 @@ class Executor:
             else:
                 attempt = await self._next_turn()
 
+    async def _race(self, attempt: Attempt, call: Awaitable[CallOutcome]) -> CallOutcome:
+        """Await the call, which `_end_race` may cancel."""
+        with anyio.CancelScope() as scope:
+            self._racing[attempt.position] = attempt, scope
+            try:
+                return await call
+            finally:
+                del self._racing[attempt.position]
+        return _LOST
+
     def _conclude(self, attempt: Attempt, outcome: CallOutcome, began: float) -> tuple[Commit, list[Attempt]]:
         """Settle the attempt and submit the events with the starts that follow. Return the commit of the submission,
         and the attempts to run once the commit is set.
@@ -330,6 +433,8 @@ class Executor:
         attempt.accepted()  # ends the watch, if the attempt is a probe
         if attempt.position in self._metered:
             self._settle_rate(attempt, outcome)
+        if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race, and is settled
+            return self._run.sink.submit([]), []
         if self._winding_down and self.ended_by == "cancel" and outcome.error is not None:
             # No failure of the task: the attempt was asked to end. `finish` cancels the task.
             self._state.spend(attempt.position, outcome.error.usage)
@@ -453,11 +558,7 @@ class WorkerPool:
 
     def _start(self, attempt: Attempt | None) -> None:
         assert self.workers is not None
-        self.workers.start_soon(self._begin, attempt)
-
-    async def _begin(self, attempt: Attempt | None) -> None:
-        with answering(()):  # once for each worker, not for each attempt
-            await self._work(attempt)
+        self.workers.start_soon(self._work, attempt)
 
     def release(self) -> None:
         """Let all idle workers return, because no further attempt follows for the idle workers."""

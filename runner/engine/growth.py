@@ -1,209 +1,381 @@
-"""The growth of a run: adding the tasks of a reply, a policy or a `for_each`, within the limits of the run.
+"""The growth of a run: adding the tasks of a reply, a policy, a `for_each` or a called plan, within the limits of the
+run.
 
 The parts of a task `t` with `for_each` are `t.1`, `t.2`, ... in the order of the list. Tasks with the same `for_each`
 are partners: a part refers to its partner's part for the same element.
+
+The tasks of a plan that `t` calls are `t.draft`, `t.review`, ...; those of a loop `t.1.draft`, `t.2.draft`. The names
+in their prompts are aliases of these ids, and the inputs of the plan stand in the tasks that use them. What has to be
+known when the tasks end is in their ids, so that a later process goes on from what is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from plait import events
-from plait.backends.backend_protocol import Reply
-from plait.errors import DAGError, Problem
-from plait.json_form import JsonValue
-from plait.runner.domain.dag import nearest
-from plait.runner.domain.prompt_values import named
+from plait.backends.backend_protocol import Abilities, Reply
+from plait.errors import DAGError, Problem, nearest
+from plait.json_form import JsonInput, JsonValue
+from plait.runner.domain.dag import group_of
+from plait.runner.domain.prompt_values import call_inputs, named, round_values
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.domain.task_checks import for_each_targets, part_id_clashes, unpaired_continues
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.run_options import unfit_settings
+from plait.runner.engine.run_options import argument_filler, unfit_settings
+from plait.runner.prompts.prompt_names import RESERVED_NAMES
+from plait.runner.prompts.prompt_template import (
+    check_texts,
+    condition_names,
+    evaluated,
+    is_true,
+    joined,
+    parse_names,
+)
 from plait.safe_text import parse_json
-from plait.statuses import TaskStatus
-from plait.task import Task
+from plait.statuses import TASK_DONE, TaskStatus
+from plait.task import PREVIOUS, FailureMode, Task, command_not_allowed, is_allowed
 
-if TYPE_CHECKING:
-    from plait.runner.plan.plan_tasks import AddedTasks
+CONDITION = "condition"
+"""The kind of error of a task with a condition that is false."""
 
 
-class Growth:
-    """Adds tasks to one run, and their backends to `LiveRun.task_backends`."""
+def from_reply(run: LiveRun, task: Task, reply: Reply) -> list[events.Event]:
+    """Add the tasks in the reply of `task`, which is about to complete. Return the events.
 
-    def __init__(self, run: LiveRun) -> None:
-        self._state = run.state
-        self._scheduler = run.scheduler
-        self._task_backends = run.task_backends
-        self._backends = run.options.backends
-        self._default = run.options.default
-        self._limits = run.options.growth.within(run.state.dag.growth)
-        self._stamp = run.stamp
+    Adds nothing if `task` has added tasks before: an earlier attempt added the tasks, but the result was lost.
+    Raises DAGError if the tasks are invalid.
+    """
+    if run.state.has_added(run.state.dag.position(task.id)):
+        return []
+    specs: list[object] = list(reply.tasks)
+    if task.adds_tasks:
+        specs += _specs(reply)
+    if not specs:
+        return []
+    from plait.runner.plan.plan_tasks import AddedTasks  # noqa: PLC0415 - pydantic, for growing runs only
 
-    def from_reply(self, task: Task, reply: Reply) -> list[events.Event]:
-        """Add the tasks in the reply of `task`, which is about to complete. Return the events.
+    added = AddedTasks(specs)
+    try:
+        return [add(run, added.tasks, task.id, [*added.mistakes, *_forbidden_commands(run, added.tasks)])]
+    except DAGError as error:
+        raise DAGError(added.all_problems(error.problems)) from None
 
-        Adds nothing if `task` has added tasks before: an earlier attempt added the tasks, but the result was lost.
-        Raises DAGError if the tasks are invalid.
-        """
-        if self._state.has_added(self._state.dag.position(task.id)):
-            return []
-        specs: list[object] = list(reply.tasks)
-        if task.adds_tasks:
-            specs += _specs(reply)
-        if not specs:
-            return []
-        added = _read_added(specs)
+
+def add(
+    run: LiveRun,
+    tasks: Sequence[Task],
+    added_by: str | None,
+    mistakes: Sequence[Problem] = (),
+    gathered_by: int | None = None,
+) -> events.TasksAdded:
+    """Add all `tasks` and return the event. With `gathered_by`, `tasks` are the parts of the task at that position.
+
+    Raises DAGError and adds nothing if any task is invalid. The error lists every problem, beginning with
+    `mistakes`, the problems already found.
+    """
+    too_many = _limit_problems(run, tasks, added_by)
+    problems = [*mistakes, *too_many, *_cancelled_problems(run, tasks), *_unknown_backends(run, tasks)]
+    problems += _parts_problems(run, tasks, added_by)
+    problems += _new_files(tasks)
+    start, names, added = len(run.state.dag), list[str](), None
+    if not too_many:
+        if gathered_by is None or run.state.dag.tasks[gathered_by].calls:
+            fill = argument_filler(run.options, run.state.dag.inputs, [*run.state.dag, *tasks])
+            tasks = [fill(task, task.backend) for task in tasks]
         try:
-            return [self.add(added.tasks, task.id, added.mistakes)]
+            added = run.state.add_tasks(tasks, added_by, run.stamp())
+            names = _backends_of(run, tasks)
         except DAGError as error:
-            raise DAGError(added.all_problems(error.problems)) from None
+            problems += error.problems
+    if added is None or problems:
+        run.state.withdraw_tasks(start)
+        raise DAGError(problems)
+    run.task_backends += names
+    if gathered_by is not None:
+        run.state.expand(gathered_by)
+    run.scheduler.extend(run.task_backends[start:], run.state.statuses)
+    return added
 
-    def add(
-        self,
-        tasks: Sequence[Task],
-        added_by: str | None,
-        mistakes: Sequence[Problem] = (),
-        gathered_by: int | None = None,
-    ) -> events.TasksAdded:
-        """Add all `tasks` and return the event. With `gathered_by`, `tasks` are the parts of the task at that position.
 
-        Raises DAGError and adds nothing if any task is invalid. The error lists every problem, beginning with
-        `mistakes`, the problems already found.
-        """
-        too_many = self._limit_problems(tasks, added_by)
-        problems = [*mistakes, *too_many, *self._cancelled_problems(tasks), *self._unknown_backends(tasks)]
-        problems += self._parts_problems(tasks, added_by)
-        problems += _new_files(tasks)
-        start, names, added = len(self._state.dag), list[str](), None
-        if not too_many:
-            try:
-                added = self._state.add_tasks(tasks, added_by, self._stamp())
-                names = self._backends_of(tasks)
-            except DAGError as error:
-                problems += error.problems
-        if added is None or problems:
-            self._state.withdraw_tasks(start)
-            raise DAGError(problems)
-        self._task_backends += names
-        if gathered_by is not None:
-            self._state.expand(gathered_by)
-        self._scheduler.extend(self._task_backends[start:], self._state.statuses)
-        return added
+def _limit_problems(run: LiveRun, tasks: Sequence[Task], added_by: str | None) -> list[Problem]:
+    if added_by is not None and run.state.dag[added_by].calls:
+        return []  # part of the plan
+    problems: list[Problem] = []
+    limits = run.options.growth.within(run.state.dag.growth)
+    total = len(run.state.dag) + len(tasks)
+    if total > limits.max_tasks:
+        message = f"{len(tasks)} more tasks would make {total}, and max_tasks is {limits.max_tasks}"
+        problems.append(Problem(f"{message}; raise max_tasks, or add fewer tasks", None, "tasks"))
+    depth = 0 if added_by is None else run.state.depths.get(run.state.dag.position(added_by), 0) + 1
+    if depth > limits.max_depth:
+        message = f"these tasks would be at depth {depth}, and max_depth is {limits.max_depth}"
+        problems.append(Problem(f"{message}; raise max_depth, or add no tasks here", None, "tasks"))
+    return problems
 
-    def _limit_problems(self, tasks: Sequence[Task], added_by: str | None) -> list[Problem]:
-        problems: list[Problem] = []
-        total = len(self._state.dag) + len(tasks)
-        if total > self._limits.max_tasks:
-            message = f"{len(tasks)} more tasks would make {total}, and max_tasks is {self._limits.max_tasks}"
-            problems.append(Problem(f"{message}; raise max_tasks, or add fewer tasks", None, "tasks"))
-        depth = 0 if added_by is None else self._state.depths.get(self._state.dag.position(added_by), 0) + 1
-        if depth > self._limits.max_depth:
-            message = f"these tasks would be at depth {depth}, and max_depth is {self._limits.max_depth}"
-            problems.append(Problem(f"{message}; raise max_depth, or add no tasks here", None, "tasks"))
-        return problems
 
-    def _cancelled_problems(self, tasks: Sequence[Task]) -> Iterator[Problem]:
-        """Report dependencies on cancelled tasks: a task that waits for a cancelled task would silently never run."""
-        dag, statuses = self._state.dag, self._state.statuses
-        for place, task in enumerate(tasks):
-            for name in task.upstream:
-                if name in dag and statuses[dag.position(name)] is TaskStatus.CANCELLED:
-                    message = f"depends on {name!r}, which was cancelled; leave it out"
-                    yield Problem(message, task.id, "depends_on", None, place)
+def _cancelled_problems(run: LiveRun, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Report dependencies on cancelled tasks: a task that waits for a cancelled task would silently never run."""
+    dag, statuses = run.state.dag, run.state.statuses
+    for place, task in enumerate(tasks):
+        for name in task.upstream:
+            if name in dag and statuses[dag.position(name)] is TaskStatus.CANCELLED:
+                message = f"depends on {name!r}, which was cancelled; leave it out"
+                yield Problem(message, task.id, "depends_on", None, place)
 
-    def _parts_problems(self, tasks: Sequence[Task], added_by: str | None) -> Iterator[Problem]:
-        """Report ids that collide with generated part ids (`<id>.<n>`), in either direction, and tasks that continue a
-        `for_each` task without being paired with the task.
-        """
-        dag = self._state.dag
-        new = for_each_targets(tasks)
-        there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
-        yield from part_id_clashes(tasks, new | for_each_targets(dag[name] for name in there if name in dag))
-        before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
-        lists = new | for_each_targets(dag[name] for name in before)
-        yield from unpaired_continues(tasks, lists)
-        for taken in part_id_clashes(dag.tasks, new):
-            name = str(taken.task_id).rpartition(".")[0]
-            yield Problem(
-                f"for_each needs ids for its parts, and the run has a task {taken.task_id!r}", name, "for_each"
-            )
 
-    def _unknown_backends(self, tasks: Sequence[Task]) -> Iterator[Problem]:
-        for place, task in enumerate(tasks):
-            if task.backend is not None and task.backend not in self._backends:
-                yield self._unknown_backend(task.backend, task, place)
+def _parts_problems(run: LiveRun, tasks: Sequence[Task], added_by: str | None) -> Iterator[Problem]:
+    """Report ids that collide with generated part ids (`<id>.<n>`), in either direction, and tasks that continue a
+    `for_each` task without being paired with the task.
+    """
+    dag = run.state.dag
+    new = for_each_targets(tasks)
+    there = {str(task.id).rpartition(".")[0] for task in tasks} - {added_by}
+    yield from part_id_clashes(tasks, new | for_each_targets(dag[name] for name in there if name in dag))
+    before = {task.continues for task in tasks if task.continues is not None and task.continues in dag}
+    lists = new | for_each_targets(dag[name] for name in before)
+    yield from unpaired_continues(tasks, lists)
+    for taken in part_id_clashes(dag.tasks, new):
+        name = str(taken.task_id).rpartition(".")[0]
+        yield Problem(f"for_each needs ids for its parts, and the run has a task {taken.task_id!r}", name, "for_each")
 
-    def _unknown_backend(self, name: str, task: Task, place: int) -> Problem:
-        names = ", ".join(sorted(self._backends))
-        message = f"no backend named {name!r}; there are: {names}{nearest(name, self._backends)}"
-        return Problem(message, task.id, "backend", None, place)
 
-    def _backends_of(self, tasks: Sequence[Task]) -> list[str]:
-        problems: list[Problem] = []
-        names: list[str] = []
-        dag, start = self._state.dag, len(self._task_backends)
-        for place, task in enumerate(tasks):
-            name = dag.backend_of(task) or self._default
-            names.append(name)
-            if task.backend is None and name not in self._backends:
-                problems.append(self._unknown_backend(name, task, place))
-            if name in self._backends:
-                problems += unfit_settings(task, name, self._backends[name], place)
-            if task.continues is None:
-                continue
+def _unknown_backends(run: LiveRun, tasks: Sequence[Task]) -> Iterator[Problem]:
+    for place, task in enumerate(tasks):
+        if task.backend is not None and task.backend not in run.options.backends:
+            yield _unknown_backend(run, task.backend, task, place)
+
+
+def _unknown_backend(run: LiveRun, name: str, task: Task, place: int) -> Problem:
+    names = ", ".join(sorted(run.options.backends))
+    message = f"no backend named {name!r}; there are: {names}{nearest(name, run.options.backends)}"
+    return Problem(message, task.id, "backend", None, place)
+
+
+def _forbidden_commands(run: LiveRun, tasks: Sequence[Task]) -> Iterator[Problem]:
+    for place, task in enumerate(tasks):
+        if task.run and not is_allowed(
+            task.run, Abilities.of(run.options.backends.get(task.backend or "")).allows or ()
+        ):
+            yield Problem(command_not_allowed(task.run, task.backend), task.id, "run", None, place)
+
+
+def _backends_of(run: LiveRun, tasks: Sequence[Task]) -> list[str]:
+    """Return the backend of each of the `tasks`, which stand in the DAG already. Raises DAGError."""
+    problems: list[Problem] = []
+    dag, start, backends = run.state.dag, len(run.task_backends), run.options.backends
+    names = [dag.backend_of(task) or run.options.default for task in tasks]
+    for place, (task, name) in enumerate(zip(tasks, names, strict=True)):
+        if name in backends:
+            problems += unfit_settings(task, name, backends[name], place)
+        elif task.backend is None:
+            problems.append(_unknown_backend(run, name, task, place))
+        if task.continues is not None:
             before = dag.position(task.continues)
-            theirs = (
-                self._task_backends[before] if before < start else dag.backend_of(dag.tasks[before]) or self._default
-            )
+            theirs = run.task_backends[before] if before < start else names[before - start]
             if name != theirs:
                 message = f"continues {task.continues!r}, which runs on backend {theirs!r}; leave its backend out"
                 problems.append(Problem(message, task.id, "backend", None, place))
-        if problems:
-            raise DAGError(problems)
-        return names
+    if problems:
+        raise DAGError(problems)
+    return names
 
-    def expand(self, position: int) -> list[events.Event]:
-        """Add the parts of the task with `for_each` at `position`, and return the events. Raises DAGError."""
-        dag = self._state.dag
-        task = dag.tasks[position]
-        elements = _elements(task, self._state.results.get(dag.position(task.for_each or "")))
-        partners = self._partners(task, elements)
-        parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
-        new_events: list[events.Event] = []
-        if parts:
-            new_events.append(self.add(parts, task.id, gathered_by=position))
-        else:
-            self._state.expand(position)
-        self._scheduler.join(position, len(parts))
-        return new_events
 
-    def _partners(self, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
-        """Return the tasks with the same `for_each` that `task` depends on or names, each with True if the task has
-        parts to pair up with. Raises DAGError if such a task was expanded over another list.
-        """
-        dag = self._state.dag
-        names = sorted(named(task).union(task.upstream))
-        mine = [name for name in names if name in dag and dag[name].for_each == task.for_each]
-        return {name: self._has_parts_for(name, task, elements) for name in mine}
+def expand(run: LiveRun, position: int) -> list[events.Event]:
+    """Add the parts of the task with `for_each` at `position`, and return the events. Raises DAGError."""
+    dag = run.state.dag
+    task = dag.tasks[position]
+    elements = elements_of(task, run.state.results.get(dag.position(task.for_each or "")))
+    elements = elements[: run.options.growth.within(dag.growth).pilot]
+    partners = _partners(run, task, elements)
+    parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
+    new_events: list[events.Event] = []
+    if parts:
+        new_events.append(add(run, parts, task.id, gathered_by=position))
+    else:
+        run.state.expand(position)
+    run.scheduler.join(position, len(parts))
+    return new_events
 
-    def _has_parts_for(self, name: str, task: Task, elements: Sequence[JsonValue]) -> bool:
-        position = self._state.dag.position(name)
-        parts = self._state.parts.get(position)
-        if parts is None and self._state.statuses[position] is not TaskStatus.COMPLETED:
-            return False  # failed or skipped as a whole
-        if [self._state.dag.tasks[part].item for part in parts or ()] != list(elements):
-            message = (
-                f"continues the parts of {name!r}, which were made from another list: the result of {task.for_each!r} "
-                f"has changed. Run these tasks in a new run"
-            )
-            raise DAGError([Problem(message, task.id)])
+
+def _partners(run: LiveRun, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
+    """Return the tasks with the same `for_each` that `task` depends on or names, each with True if the task has
+    parts to pair up with. Raises DAGError if such a task was expanded over another list.
+    """
+    dag = run.state.dag
+    names = sorted(named(task).union(task.upstream))
+    mine = [name for name in names if name in dag and dag[name].for_each == task.for_each]
+    return {name: _has_parts_for(run, name, task, elements) for name in mine}
+
+
+def _has_parts_for(run: LiveRun, name: str, task: Task, elements: Sequence[JsonValue]) -> bool:
+    position = run.state.dag.position(name)
+    parts = run.state.parts.get(position)
+    if parts is None and run.state.statuses[position] is not TaskStatus.COMPLETED:
+        return False  # failed or skipped as a whole
+    if [run.state.dag.tasks[part].item for part in parts or ()] != list(elements):
+        message = (
+            f"continues the parts of {name!r}, which were made from another list: the result of {task.for_each!r} "
+            f"has changed. Run these tasks in a new run"
+        )
+        raise DAGError([Problem(message, task.id)])
+    return True
+
+
+def add_round(run: LiveRun, position: int) -> list[events.Event]:
+    """Add the tasks of the plan that the task at `position` calls, or those of the next round of a loop. Return the
+    event. Raises DAGError, PlanError, PromptError.
+    """
+    from plait.runner.plan.plan_tasks import called_tasks  # noqa: PLC0415 - pydantic, for such runs only
+
+    task, number = run.state.dag.tasks[position], rounds(run, position) + 1
+    assert task.call is not None
+    inputs = _inputs(run, position, number)
+    limits = run.options.growth.within(run.state.dag.growth)
+    prefix = _prefix(task, number)
+    before = () if number == 1 else _last_of(run, position, number - 1)
+    # A function may receive any input as a parameter; another task has those that it names.
+    takes = {name for name, backend in run.options.backends.items() if Abilities.of(backend).parameters}
+    parts = [
+        _called(one, prefix, inputs, before, takes_all=(one.backend or run.options.default) in takes)
+        for one in called_tasks(task.call, inputs, limits)
+    ]
+    added = add(run, parts, task.id, gathered_by=position)
+    run.scheduler.join(position, len(parts))
+    return [added]
+
+
+def rounds(run: LiveRun, position: int) -> int:
+    """Return the number of rounds that the task at `position`, which calls a plan, has added."""
+    parts = run.state.parts.get(position)
+    if not parts:
+        return 0
+    task = run.state.dag.tasks[position]
+    return _round_of(task, run.state.dag.tasks[parts[-1]])
+
+
+def is_reached(run: LiveRun, position: int) -> bool:
+    """Return whether the last round of the task at `position` has reached the loop's condition; True for a call
+    that is no loop. A round has not if one of its tasks failed, softly too, or one that the condition names was
+    skipped. Raises PromptError.
+    """
+    task, number = run.state.dag.tasks[position], rounds(run, position)
+    assert task.call is not None
+    if (until := task.call.until) is None:
         return True
+    results, names = run.state.results, _names(run, position, number)
+    if any(results[part].error_kind not in {None, CONDITION} for part in _round(run, position, number)):
+        return False
+    used = condition_names(until)[0]
+    for name in used.names | used.results:
+        ids = names.get(name, ())
+        for one in (ids,) if isinstance(ids, str) else ids:
+            if results[run.state.dag.position(one)].status is not TaskStatus.COMPLETED:
+                return False
+    return is_true(until, _round_values(run, position, number))
 
-    def collect(self, position: int) -> JsonValue:
-        """Return the results of the parts of the task at `position`, in order; "" for a part without a result."""
-        results = [self._state.results[part] for part in self._state.parts[position]]
-        return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
+
+def returned(run: LiveRun, position: int) -> JsonValue:
+    """Return the result of the plan that the task at `position` calls: of the last round for a loop. Raises
+    PromptError.
+    """
+    task, number = run.state.dag.tasks[position], rounds(run, position)
+    assert task.call is not None
+    returns = task.call.plan.get("returns")
+    if returns is None:
+        returns = {name: f'{{{{ results["{name}"] }}}}' for name in _names(run, position, number)}
+    return evaluated(returns, _round_values(run, position, number))
+
+
+def unfinished(run: LiveRun, position: int) -> list[str]:
+    """Return the ids of the tasks of the last round that failed hard, and of those that could not start."""
+    statuses, tasks = run.state.statuses, run.state.dag.tasks
+    parts = _round(run, position, rounds(run, position))
+    failed = [
+        tasks[part].id
+        for part in parts
+        if statuses[part] is TaskStatus.FAILED and tasks[part].failure_mode is FailureMode.HARD
+    ]
+    return failed + [tasks[part].id for part in parts if statuses[part] not in TASK_DONE]
+
+
+def _round(run: LiveRun, position: int, number: int) -> list[int]:
+    task, tasks = run.state.dag.tasks[position], run.state.dag.tasks
+    return [part for part in run.state.parts[position] if _round_of(task, tasks[part]) == number]
+
+
+def _last_of(run: LiveRun, position: int, number: int) -> list[str]:
+    """Return the ids of the tasks of a round on which no other task of the round depends."""
+    dag, parts = run.state.dag, _round(run, position, number)
+    return [dag.tasks[part].id for part in parts if set(dag.dependents[part]).isdisjoint(parts)]
+
+
+def _names(run: LiveRun, position: int, number: int) -> dict[str, str | list[str]]:
+    """Return the results of a round by name: the id of a task, or the ids of the tasks of a `for_each`."""
+    task, names = run.state.dag.tasks[position], dict[str, str | list[str]]()
+    begin = len(_prefix(task, number))
+    for part in _round(run, position, number):
+        one = run.state.dag.tasks[part]
+        family = group_of(one.id[begin:], one.item)
+        if family is None:
+            names[one.id[begin:]] = one.id
+        else:
+            names[family] = [*names.get(family, ()), one.id]
+    return names
+
+
+def _inputs(run: LiveRun, position: int, number: int) -> dict[str, JsonInput]:
+    task, dag = run.state.dag.tasks[position], run.state.dag
+    previous = {} if number == 1 else _names(run, position, number - 1)
+    return call_inputs(task, dag, run.state.results, previous)
+
+
+def _round_values(run: LiveRun, position: int, number: int) -> dict[str, JsonInput]:
+    inputs, names = _inputs(run, position, number), _names(run, position, number)
+    return round_values(inputs, names, run.state.dag, run.state.results)
+
+
+def collect(run: LiveRun, position: int) -> JsonValue:
+    """Return the results of the parts of the task at `position`, in order; "" for a part without a result."""
+    results = [run.state.results[part] for part in run.state.parts[position]]
+    return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
+
+
+def _prefix(task: Task, number: int) -> str:
+    """Return the beginning of the ids of the tasks of a round, or of the plan, that `task` calls."""
+    return f"{task.id}.{number}." if task.call is not None and task.call.is_loop else f"{task.id}."
+
+
+def _round_of(task: Task, part: Task) -> int:
+    """Return the number of the round of a task that `task` has added; 1 if `task` is no loop."""
+    is_loop = task.call is not None and task.call.is_loop
+    return int(part.id[len(task.id) + 1 :].partition(".")[0]) if is_loop else 1
+
+
+def _called(
+    task: Task, prefix: str, inputs: Mapping[str, JsonInput], before: Sequence[str], *, takes_all: bool
+) -> Task:
+    """Return `task` of a called plan as a task of the run. Without dependencies it waits for the tasks in `before`."""
+    used = [parse_names(text)[0] for text in task.texts]
+    used += [] if task.when is None else [condition_names(task.when)[0]]
+    names = joined([*used, *(one for _, one, _ in (() if task.check is None else check_texts(task.check)))])
+    siblings = (names.names | names.results | {*task.upstream}) - inputs.keys() - RESERVED_NAMES - task.aliases.keys()
+    aliases = {
+        alias: f"{prefix}{ids}" if isinstance(ids, str) else [f"{prefix}{one}" for one in ids]
+        for alias, ids in {**{name: name for name in sorted(siblings)}, **task.aliases}.items()
+        if alias != PREVIOUS or task.call is None or alias in task.upstream
+    }
+    takes_all = takes_all or "inputs" in names.names
+    return replace(
+        task,
+        id=f"{prefix}{task.id}",
+        depends_on=tuple(f"{prefix}{name}" for name in task.depends_on) or (() if task.upstream else tuple(before)),
+        continues=None if task.continues is None else f"{prefix}{task.continues}",
+        for_each=None if task.for_each is None else f"{prefix}{task.for_each}",
+        aliases=aliases,
+        inputs={name: value for name, value in inputs.items() if takes_all or name in names.names},
+    )
 
 
 def _new_files(tasks: Sequence[Task]) -> Iterator[Problem]:
@@ -230,13 +402,7 @@ def _specs(reply: Reply) -> Sequence[object]:
     return data
 
 
-def _read_added(specs: Sequence[object]) -> AddedTasks:
-    from plait.runner.plan.plan_tasks import read_added  # noqa: PLC0415 - imports pydantic, needed by growing runs only
-
-    return read_added(specs)
-
-
-def _elements(task: Task, result: TaskResult | None) -> Sequence[JsonValue]:
+def elements_of(task: Task, result: TaskResult | None) -> Sequence[JsonValue]:
     """Return the list over which the task is expanded. Raises DAGError if the result holds no such list."""
     if result is None or result.status is not TaskStatus.COMPLETED:
         return []  # skipped, or failed softly: no elements

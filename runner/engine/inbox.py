@@ -18,17 +18,15 @@ from dataclasses import dataclass
 import anyio
 import anyio.abc
 
-from plait.backends.ask import as_here
 from plait.errors import PlaitError, StoreError
 from plait.events import RUN_ENDS, Owner
-from plait.json_form import JsonInput, JsonValue
-from plait.persistence.store_protocol import Store, server_of
+from plait.json_form import JsonInput, JsonValue, to_json
+from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Note, NoteRecord, RunRecord
 from plait.program_log import logger
-from plait.runner.asyncio_cancellation import Cancels
 from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion, parse_time
+from plait.runner.engine.checkpointer import Cancels, server_of
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.state.codec import to_json
 from plait.statuses import RUN_DONE, RunStatus
 
 LOOK_EVERY_S = 1.0
@@ -233,7 +231,6 @@ class PendingQuestions:
         self._answer = answer
         self._expire = expire
         self._look_on = look_on
-        self._as_outside = as_here()  # workers start `_ask`, but `_ask` does not run as a worker
         self._calls: dict[int, anyio.CancelScope] = {}
         self._deadlines: dict[int, anyio.CancelScope] = {}
         self._log = logger(run=run.run_id)
@@ -266,7 +263,6 @@ class PendingQuestions:
     async def _ask(self, on_question: OnQuestion, question: OpenQuestion, scope: anyio.CancelScope) -> None:
         """Call `on_question` once the question is stored, and pass the answer on. Errors of the callback are logged."""
         cancels = Cancels()
-        self._as_outside()
         try:
             with scope:
                 await self._run.sink.submit([]).wait()

@@ -18,18 +18,15 @@ from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
 from plait.events import Event, LeaseRenewed, Owner, RunClaimed, RunReleased
 from plait.failpoints import reached
-from plait.persistence.store_protocol import Store, server_of
+from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.asked_question import parse_time
-from plait.runner.engine.checkpointer import Checkpointer, WritePosition
+from plait.runner.engine.checkpointer import Checkpointer, WritePosition, server_of
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.state.attempt_files import has_files, kill_orphans
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import UNDER_WAY, RunStatus
-
-LEASE_SECONDS = 30.0
-"""Default length of a lease, in seconds. The owner renews the lease every third of the length."""
 
 _live_here: set[str] = set()
 
@@ -86,6 +83,14 @@ def liveness(owner: Owner) -> Liveness:
 def seems_free(run: RunRecord) -> bool:
     """Return whether no process seems to run the run. Not enough for a claim: an owner that is late may still go on."""
     return run.owner is None or run.lease_has_expired or liveness(run.owner) is Liveness.DEAD
+
+
+def shown_status(run: RunRecord) -> RunStatus:
+    """Return the status of the run: interrupted if stored as running or cancelling without a live owner."""
+    status = RunStatus(run.status)
+    if status in UNDER_WAY and seems_free(run):
+        return RunStatus.INTERRUPTED
+    return status
 
 
 async def wait_for_expiry(options: RunOptions, run: StoredRun, live: LiveRun | None = None) -> bool:

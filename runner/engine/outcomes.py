@@ -11,22 +11,23 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from plait import events
-from plait.backends.backend_protocol import ForkingBackend, Reply
+from plait.backends.backend_protocol import Abilities, Reply
 from plait.clock_and_ids import iso
 from plait.dialogue import Message, Question
-from plait.errors import BackendError, DAGError, ErrorKind, PromptError
-from plait.json_form import JsonValue
+from plait.errors import BackendError, DAGError, ErrorKind, PlanError, PromptError
+from plait.json_form import JsonValue, to_json
 from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, Way, parse_time
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
+from plait.runner.domain.votes import decide
+from plait.runner.engine import growth
 from plait.runner.engine.attempt import STORE_WAITS_S, Attempt
 from plait.runner.engine.backend_call import CallOutcome
-from plait.runner.engine.growth import Growth
+from plait.runner.engine.growth import CONDITION
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.retries import deserves_retry, pause_of, retry_delay
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.scheduling.slots import Pause
-from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import PolicyState
 from plait.safe_text import clean_text
@@ -36,11 +37,16 @@ from plait.usage import NO_USAGE, Usage
 
 GATHERING = "for_each"
 """The backend name in the events of a task with `for_each`, which only gathers results."""
+CALLING = "plan"
+"""The backend name in the events of a task that calls a plan, which only gathers results."""
+VOTING = "vote"
+"""The backend name in the events of a task with `repeat`, whose samples call."""
 DECIDING = "when"
 """The backend name in the events of a task with a condition that is false, or cannot be evaluated."""
-CONDITION = "condition"
-"""The kind of error of a task with a condition that is false."""
 _LONGEST_CONDITION = 300
+_MOST_NAMED = 5
+_TRIES_TO_ADD = 2
+"""The number of answers with invalid tasks after which a task fails."""
 _TOO_LATE_TO_ASK = (
     "a task marked at_most_once cannot call ask(): after the answer the task's code would run a second time; "
     "call ask() in an earlier task"
@@ -50,11 +56,10 @@ _TOO_LATE_TO_ASK = (
 class OutcomeHandler:
     """Settles the attempts of one run."""
 
-    def __init__(self, run: LiveRun, growth: Growth) -> None:
+    def __init__(self, run: LiveRun) -> None:
         self._run = run
         self._state = run.state
         self._scheduler = run.scheduler
-        self._growth = growth
         self._stamp = run.stamp
         self._log = logger(run=run.run_id)
 
@@ -64,6 +69,9 @@ class OutcomeHandler:
             if attempt.task.at_most_once:
                 return [self._fail(attempt, BackendError(ErrorKind.UNEXPECTED, _TOO_LATE_TO_ASK), duration)]
             return [self._wait_for_answer(attempt, outcome.asked, Way.CALL, None, duration)]
+        if outcome.error is not None and outcome.error.kind is ErrorKind.CHECK_FAILED:
+            tries = 1 if attempt.task.check is None else attempt.task.check.tries
+            return [self._correct_or_fail(attempt, outcome.error, duration, tries)]
         if outcome.error is not None:
             return [self._retry_or_fail(attempt, outcome.error, duration)]
         assert outcome.reply is not None
@@ -72,9 +80,12 @@ class OutcomeHandler:
         added: list[events.Event] = []
         if outcome.reply.tasks or attempt.task.adds_tasks:
             try:
-                added += self._growth.from_reply(attempt.task, outcome.reply)
+                added += growth.from_reply(self._run, attempt.task, outcome.reply)
             except DAGError as error:
-                return [self._correct_or_fail(attempt, outcome.reply, error, duration)]
+                text, usage = invalid_tasks_error(error), outcome.reply.usage
+                turn = attempt.turn(outcome.reply)
+                failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=usage, messages=turn)
+                return [self._correct_or_fail(attempt, failure, duration, _TRIES_TO_ADD)]
         return [self._complete(attempt, outcome.reply, outcome.data_json, duration), *added]
 
     def _retry_or_fail(self, attempt: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
@@ -115,14 +126,12 @@ class OutcomeHandler:
 
     def _complete(self, attempt: Attempt, reply: Reply, data_json: str | None, duration: float) -> events.TaskCompleted:
         position, at, session_id = attempt.position, self._stamp(), attempt.session_id
-        if attempt.continuation is None:
-            turn = attempt.prompt if _is_prompt_and_answer(reply, attempt.prompt) else attempt.messages(reply)
-            completed = self._state.complete(position, at, reply, data_json, duration, session_id, turn=turn)
-        else:
-            turn, earlier = attempt.messages(reply), attempt.continuation.messages
-            completed = self._state.complete(
-                position, at, reply, data_json, duration, session_id, turn=turn, earlier_messages=earlier
-            )
+        is_plain = attempt.continuation is None and _is_prompt_and_answer(reply, attempt.prompt)
+        turn = attempt.prompt if is_plain else attempt.messages(reply)
+        earlier = _earlier_messages(attempt)
+        completed = self._state.complete(
+            position, at, reply, data_json, duration, session_id, turn=turn, earlier_messages=earlier
+        )
         self._scheduler.finish(position, TaskStatus.COMPLETED)
         return completed
 
@@ -149,16 +158,20 @@ class OutcomeHandler:
         self._log.info("task_waiting_input", task=attempt.task.id)
         return waiting
 
-    def _correct_or_fail(self, attempt: Attempt, reply: Reply, error: DAGError, duration: float) -> events.TaskEvent:
-        """Retry the task once with a list of the mistakes in the added tasks; fail the task the second time."""
-        text = invalid_tasks_error(error)
-        failure = BackendError(ErrorKind.INVALID_OUTPUT, text, usage=reply.usage, messages=attempt.messages(reply))
+    def _correct_or_fail(
+        self, attempt: Attempt, failure: BackendError, duration: float, tries: int
+    ) -> events.TaskEvent:
+        """Go on in the conversation of a refused answer with the reason; fail the task after `tries` answers."""
         self._state.count_failure(attempt.position, failure.kind)
-        if self._state.is_corrected(attempt.position) or attempt.task.at_most_once:
+        if self._state.refusals(attempt.position) + 1 >= tries or attempt.task.at_most_once:
             return self._fail(attempt, failure, duration)
-        earlier = _earlier_messages(attempt)
+        earlier, refused = (
+            _earlier_messages(attempt),
+            () if attempt.continuation is None else attempt.continuation.refused,
+        )
+        correction = correction_prompt(failure.message)
         continuation = Continuation(
-            attempt.session_id, earlier, correction=correction_prompt(text), refused=failure.messages
+            attempt.session_id, earlier, correction=correction, refused=(*refused, *failure.messages)
         )
         return self._retry(attempt, failure, duration, 0.0, continuation)
 
@@ -199,16 +212,12 @@ class OutcomeHandler:
         self._scheduler.finish_without_slot(position, failed.status)
         return failed
 
-    def reuse(self, position: int) -> list[events.Event]:
-        """Complete the task with the answer of an earlier run, and free the slot. Return the events; none without an
-        answer.
-        """
-        answers = self._run.answers
-        answer = None if answers is None else answers.find(self._state, position)
-        return [] if answer is None else self.take_over(position, answer)
+    def find(self, position: int) -> EarlierAnswer | None:
+        """Return the answer that the task takes over in place of a call; None without."""
+        return None if self._run.answers is None else self._run.answers.find(self._state, position)
 
     def take_over(self, position: int, answer: EarlierAnswer) -> list[events.Event]:
-        """Complete the task with `answer`, and free the slot. Return the events."""
+        """Complete the task, which was set aside, with `answer`. Return the events."""
         session = None if answer.session_id is None else self._session_to_fork(position, answer.session_id)
         started = self._state.start(position, self._stamp(), answer.source, session, confirmed=session is not None)
         task, reply = self._state.dag.tasks[position], Reply(answer.text, answer.data)
@@ -217,15 +226,15 @@ class OutcomeHandler:
         completed = self._state.complete(
             position, self._stamp(), reply, answer.data_json, session_id=session, turn=turn
         )
-        self._scheduler.finish(position, TaskStatus.COMPLETED)
-        return [started, completed, *([self._growth.add(answer.adds, task.id)] if answer.adds else [])]
+        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
+        return [started, completed, *([growth.add(self._run, answer.adds, task.id)] if answer.adds else [])]
 
     def _session_to_fork(self, position: int, session_id: str) -> str | None:
         """Return the session of an earlier run if the backend can fork the session. Otherwise two runs would write in
         one session; then the conversation is replayed from the messages.
         """
         backend = self._run.options.backends[self._run.task_backends[position]]
-        return session_id if isinstance(backend, ForkingBackend) and backend.can_fork else None
+        return session_id if Abilities.of(backend).can_fork else None
 
     def expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.
@@ -234,15 +243,61 @@ class OutcomeHandler:
         are done, because prompts of dependents may refer to the dependencies.
         """
         state = self._state
+        if state.dag.tasks[position].calls:
+            return self._call_or_return(position)
         if position in state.parts:
-            return self._end_for_each(position, self._growth.collect(position))
+            return self._end_for_each(position, growth.collect(self._run, position))
         try:
-            return self._growth.expand(position)
+            return growth.expand(self._run, position)
         except DAGError as error:
             is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
             if not is_hard and self._scheduler.put_back(position, state.statuses):
                 return []
             return self._end_for_each(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
+
+    def _call_or_return(self, position: int) -> list[events.Event]:
+        """Add the tasks of the plan that the task at `position` calls, or end the task once they have ended: with the
+        result of the plan, with the next round of a loop, or as failed.
+        """
+        task, run = self._state.dag.tasks[position], self._run
+        assert task.call is not None
+        try:
+            if position not in self._state.parts:
+                return growth.add_round(run, position)
+            if unfinished := growth.unfinished(run, position):
+                shown = ", ".join(unfinished[:_MOST_NAMED]) + (", ..." if len(unfinished) > _MOST_NAMED else "")
+                message = f"not all tasks of {'the round' if task.call.until else 'the plan'} are done: {shown}"
+                first = self._state.results.get(self._state.dag.position(unfinished[0]))
+                message += f"; {unfinished[0]}: {first.error}" if first is not None else " cannot start"
+                return self._end_for_each(position, BackendError(ErrorKind.CHILD_FAILED, message[:2000]))
+            if growth.is_reached(run, position):
+                return self._end_for_each(position, growth.returned(run, position))
+            if (rounds := growth.rounds(run, position)) < task.call.max:
+                return growth.add_round(run, position)
+        except (DAGError, PlanError, PromptError) as error:
+            return self._end_for_each(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
+        condition = _shortened(task.call.until or "")
+        message = f"{condition} is still false after {rounds} {'round' if rounds == 1 else 'rounds'} (max)"
+        return self._end_for_each(position, BackendError(ErrorKind.LOOP_EXHAUSTED, message))
+
+    def vote(self, position: int) -> list[events.Event]:
+        """Complete the task at `position`, which holds no slot, with the answer that its samples vote for."""
+        state, task = self._state, self._state.dag.tasks[position]
+        results = {name: state.results[state.dag.position(name)] for name in task.depends_on}
+        if all(each.error_kind == CONDITION for each in results.values() if not each.id.endswith(".judge")):
+            started = state.start(position, self._stamp(), VOTING)
+            skipped = state.skip(position, self._stamp(), CONDITION, next(iter(results.values())).error or "")
+            self._scheduler.finish_without_slot(position, skipped.status)
+            return [started, skipped]
+        try:
+            text, data, how = decide(task, results)
+        except BackendError as error:
+            return self._fail_without_slot(position, VOTING, error)
+        started = state.start(position, self._stamp(), VOTING)
+        data_json, told = None if data is None else to_json(data), (Message("system", how),)
+        completed = state.complete(position, self._stamp(), Reply(text, data), data_json, turn=told)
+        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
+        return [started, completed]
 
     def decide(self, position: int) -> list[events.Event]:
         """Make the task at `position`, which holds no slot, eligible if the task's condition is true; skip the task if
@@ -270,11 +325,13 @@ class OutcomeHandler:
         return [started, failed]
 
     def _end_for_each(self, position: int, outcome: JsonValue | BackendError) -> list[events.Event]:
+        name = CALLING if self._state.dag.tasks[position].call is not None else GATHERING
         if isinstance(outcome, BackendError):
-            return self._fail_without_slot(position, GATHERING, outcome)
-        started = self._state.start(position, self._stamp(), GATHERING)
-        text = to_json(outcome)
-        completed = self._state.complete(position, self._stamp(), Reply(text, outcome), text)
+            return self._fail_without_slot(position, name, outcome)
+        started = self._state.start(position, self._stamp(), name)
+        reply = Reply(outcome) if isinstance(outcome, str) else Reply(to_json(outcome), outcome)
+        data_json = None if reply.data is None else reply.text
+        completed = self._state.complete(position, self._stamp(), reply, data_json)
         self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
         return [started, completed]
 
@@ -289,14 +346,20 @@ class OutcomeHandler:
 
 def _shown(task: Task) -> str:
     """Return the condition of `task` in one line, cut to a length for a message."""
-    condition = " ".join((task.when or "").split())
+    return _shortened(task.when or "")
+
+
+def _shortened(text: str) -> str:
+    condition = " ".join(text.split())
     return condition if len(condition) <= _LONGEST_CONDITION else f"{condition[:_LONGEST_CONDITION]}..."
 
 
 def _continuation_after(attempt: Attempt, error: BackendError) -> Continuation | None:
     """Return how the next attempt continues the session of the failed attempt; None if the session is unusable."""
     if not error.continues_session or attempt.session_id is None:
-        return None
+        continuation = attempt.continuation
+        is_correction = continuation is not None and continuation.correction is not None
+        return continuation if is_correction and error.kind is not ErrorKind.SESSION_LOST else None
     return replace(attempt.continuation or Continuation(None), session_id=attempt.session_id, interrupted=True)
 
 

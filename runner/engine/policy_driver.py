@@ -13,7 +13,7 @@ from plait.json_form import JsonValue
 from plait.program_log import logger
 from plait.runner.domain.policy import Decision, Policy, RecordedRun
 from plait.runner.domain.run_result import TaskResult
-from plait.runner.engine.growth import Growth
+from plait.runner.engine import growth
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.state.stored_run import PolicyState
 from plait.safe_text import clean_text
@@ -27,11 +27,11 @@ MAX_STATE = 64 * 1024
 class PolicyDriver:
     """Calls the policy of one run. `decided` is the outcome of the decisions so far, stored decisions included."""
 
-    def __init__(self, policy: Policy, run: LiveRun, growth: Growth) -> None:
+    def __init__(self, policy: Policy, run: LiveRun) -> None:
         self._policy = policy
+        self._run = run
         self._state = run.state
         self._scheduler = run.scheduler
-        self._growth = growth
         self._stamp = run.stamp
         self.decided = run.policy_state
 
@@ -78,7 +78,7 @@ class PolicyDriver:
                 raise PlaitError(f"the decision cancels task {task_id!r}, which is not in the run")
         if decision.add:
             try:
-                new_events.append(self._growth.add(decision.add, None))
+                new_events.append(growth.add(self._run, decision.add, None))
             except DAGError as error:
                 raise PlaitError(f"the decision adds tasks that cannot be added: {error}") from error
         for task_id in decision.cancel:
@@ -96,8 +96,15 @@ class PolicyDriver:
                 continue
             new_events.append(self._state.cancel(position, at))
             self._scheduler.drop(position)
-            waiting += [*self._state.dag.dependents[position], *self._state.parts.get(position, ())]
+            waiting += filter(self._is_lost, self._state.dag.dependents[position])
+            waiting += self._state.parts.get(position, ())
         return new_events
+
+    def _is_lost(self, position: int) -> bool:
+        """Return whether the task, a dependency of which was just cancelled, can never start."""
+        join, statuses = self._state.dag.tasks[position].join, self._state.statuses
+        cancelled = [statuses[each] is TaskStatus.CANCELLED for each in self._state.dag.dependencies[position]]
+        return join == "all" or (join == "any" and all(cancelled))
 
     def _result(self, task_id: str) -> TaskResult:
         """Return the current result of the task. Raises KeyError."""

@@ -19,7 +19,7 @@ from plait.clock_and_ids import Clock, iso
 from plait.errors import BackendError
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.scheduling.slots import Account, Pause
-from plait.runner.state.run_state import PATIENCE
+from plait.runner.state.run_state import MOST_THROTTLINGS
 from plait.task import NEVER_RETRIED, Retry
 
 _LONGEST_PROBE_S = 3600.0
@@ -39,8 +39,8 @@ def deserves_retry(retry: Retry, failures: int, error: BackendError) -> bool:
 def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random, *, limited: bool = False) -> float:
     """Return the seconds to wait after the `times`-th failure, or refusal by a limit if `limited`: see `Retry`."""
     longest = retry.max_delay
-    if limited and times > PATIENCE:
-        longest = max(longest, min(_LONGEST_PROBE_S, longest * 2.0 ** min(times - PATIENCE, 60)))
+    if limited and times > MOST_THROTTLINGS:
+        longest = max(longest, min(_LONGEST_PROBE_S, longest * 2.0 ** min(times - MOST_THROTTLINGS, 60)))
     if hint is not None and hint >= retry.base_delay:
         return hint + rng.uniform(0, min(retry.base_delay, hint / 4))
     # Back off after a very short hint as well: the hinted time passes, but the limit may remain.

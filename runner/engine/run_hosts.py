@@ -30,7 +30,10 @@ def run_on_hosts(run_id: str, created_at: str, epoch: int, adopted: Iterable[tup
 
     The hosts keep the attempts in `adopted`, each a host, a task id and a number, and end all others of the run.
     """
-    return RunOnHosts(run_id, hosts_key(run_id, created_at), max(1, epoch), _by_host(adopted))
+    attempts: dict[str, list[str]] = {}
+    for place, task_id, attempt in adopted:
+        attempts.setdefault(place, []).append(f"{task_id}/{attempt}")
+    return RunOnHosts(run_id, hosts_key(run_id, created_at), max(1, epoch), attempts)
 
 
 @asynccontextmanager
@@ -94,10 +97,3 @@ async def _reached(connections: Iterable[HostConnections]) -> Collection[str]:
         for connection in connections:
             group.start_soon(add, connection)
     return names
-
-
-def _by_host(adopted: Iterable[tuple[str, str, int]]) -> Mapping[str, Sequence[str]]:
-    attempts: dict[str, list[str]] = {}
-    for place, task_id, attempt in adopted:
-        attempts.setdefault(place, []).append(f"{task_id}/{attempt}")
-    return attempts

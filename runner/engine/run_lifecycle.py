@@ -19,21 +19,21 @@ A run without a store has no writer, no lease and no inbox: `UnstoredSink` publi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import anyio
 
 from plait import events
-from plait.backends.backend_protocol import StatusBackend
+from plait.backends.backend_protocol import HostConnections, PlacedBackend
 from plait.clock_and_ids import iso
 from plait.errors import Conflict, Fenced, OwnershipLost, RunExists
 from plait.events import RunReleased
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store
 from plait.program_log import logger
-from plait.runner.asyncio_cancellation import require_asyncio
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.checkpointer import Checkpointer, UnstoredSink
 from plait.runner.engine.executor import Executor
@@ -70,7 +70,10 @@ class Diverged:
 
 async def execute_run(run: LiveRun) -> RunResult | Diverged:
     """Execute `run`, which is prepared, to its end in this process. Raise as `ParallelRunner.run`."""
-    require_asyncio()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # stores and backends do not support trio
+        raise RuntimeError("plait needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)") from None
     try:
         if (store := run.options.store) is not None:
             return await _execute_stored(run, store)
@@ -104,13 +107,14 @@ async def _execute_stored(run: LiveRun, store: Store) -> RunResult | Diverged:
                     run.feed.publish(event)
             else:
                 await checkpointer.submit(run.first_events).wait()
+            run.first_events = ()  # they hold the whole DAG once more
             if checkpointer.fatal is None:
                 await _kill_orphans(run, kept=run.adopted)
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(renew, checkpointer, options.lease, options.clock)
                     beside.start_soon(_handle_notes, inbox, run)
-                    result = await _execute(run, partial(_end_interrupted, run, checkpointer))
+                    result = await _execute(run, checkpointer)
                     beside.cancel_scope.cancel()
         finally:
             # However the run ended: without `close` the shielded writer waits for ever.
@@ -174,11 +178,7 @@ async def _raise_if_fatal(run_id: str, store: Store, checkpointer: Checkpointer)
         raise error
 
 
-async def _nothing() -> None:
-    return None
-
-
-async def _execute(run: LiveRun, end_cut: Callable[[], Awaitable[None]] = _nothing) -> RunResult:
+async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> RunResult:
     state, options = run.state, run.options
     run.scheduler = Scheduler(
         state.dag,
@@ -195,21 +195,24 @@ async def _execute(run: LiveRun, end_cut: Callable[[], Awaitable[None]] = _nothi
     last_events: list[events.Event] = []
     sessions: dict[int, str] = {}
     try:
-        claim = run_on_hosts(run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run))
-        claim = replace(claim, on_away=away_reporter(run.sink, run.stamp))
-        connected = connected_hosts(options.backends.values(), claim)
+        connected: AbstractAsyncContextManager[Sequence[HostConnections]] = nullcontext(())
+        if any(isinstance(backend, PlacedBackend) for backend in options.backends.values()):
+            claim = run_on_hosts(run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run))
+            claim = replace(claim, on_away=away_reporter(run.sink, run.stamp))
+            connected = connected_hosts(options.backends.values(), claim)
         async with connected as connections, anyio.create_task_group() as beside:
             beside.start_soon(_end_after_grace, run)
             if options.concurrency is None:
                 beside.start_soon(follow_slots, connections, executor.widen)
             await executor.run()
             beside.cancel_scope.cancel()
-            if _is_over(run, executor) and not run.sink.away:
+            if connections and _is_over(run, executor) and not run.sink.away:
                 remove_files_on_hosts(connections)
     finally:
         run.scheduler.release_all()
         try:
-            await end_cut()
+            if checkpointer is not None:
+                await _end_interrupted(run, checkpointer)
         finally:
             sessions = {
                 position: continuation.session_id
@@ -280,10 +283,11 @@ async def note_cancelled(options: RunOptions, run_id: str, state: RunState, sess
         for position, session_id in sessions.items():
             task = state.dag.tasks[position]
             backend = options.backends.get(state.dag.backend_of(task) or options.default)
-            if not isinstance(backend, StatusBackend):
+            note: Callable[[str], Awaitable[None]] | None = getattr(backend, "note_cancelled", None)
+            if note is None:
                 continue
             try:
-                await backend.note_cancelled(session_id)
+                await note(session_id)
             except Exception as error:
                 logger(run=run_id).warning("session_not_updated", task=task.id, error=type(error).__name__)
     if limit.cancelled_caught:

@@ -9,32 +9,40 @@ backend.
 from __future__ import annotations
 
 import asyncio
+import operator
+import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+import anyio
+
 from plait.backends.backend_protocol import (
-    AdjustableBackend,
+    Abilities,
     Backend,
-    FileBackend,
-    OptionalPromptBackend,
     PlacedBackend,
-    ReusableBackend,
+    answer_key,
 )
+from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
-from plait.errors import BackendMissing, BackendUnavailable, DAGError, Problem
+from plait.errors import BackendMissing, BackendUnavailable, DAGError, Problem, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.asked_question import OnQuestion
-from plait.runner.domain.dag import DAG, nearest
+from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
-from plait.runner.scheduling.rate_limits import RateGate, RateLimiter, RateLimits
-from plait.runner.scheduling.slots import Account, SlotPool
+from plait.runner.domain.prompt_values import parameter_name, with_arguments
+from plait.runner.engine.checkpointer import bounded
+from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
+from plait.runner.scheduling.slots import Account, SlotPool, default_concurrency
+from plait.safe_text import SCHEMES
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import (
+    COMMAND_BACKEND,
     MODEL_SETTINGS,
     NO_PROMPT,
     OWN_OPTIONS,
@@ -42,10 +50,17 @@ from plait.task import (
     GrowthLimits,
     Task,
     TaskFile,
+    command_mismatch,
     no_such_setting,
     takes_no_such_file,
 )
 
+if TYPE_CHECKING:
+    from plait.persistence.postgres_store import PostgresStore
+    from plait.persistence.sqlite_store import SQLiteStore
+
+StoreOrPlace: TypeAlias = "Store | str | os.PathLike[str]"
+"""A store, the path of a SQLite file, or the address of a PostgreSQL database (`postgresql://user@host/database`)."""
 _Key: TypeAlias = tuple[str, object]
 """The backend's name and its account, or the `Accounts` of the only runner that uses it."""
 
@@ -97,43 +112,105 @@ def _account_of(backend: Backend | None) -> str | None:
 
 
 DEFAULT_BACKEND = "default"
+LEASE_SECONDS = 30.0
+"""Default length of a lease, in seconds. The owner renews the lease every third of the length."""
+CANCEL_GRACE_SECONDS = 5.0
+DEFAULT_GROWTH = GrowthLimits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStore:
+    """The store at `place`. A store that is no address is opened and closed by its owner, and `opened` does nothing."""
+
+    def __init__(self, place: StoreOrPlace | None) -> None:
+        self._own = _store_at(place) if isinstance(place, str | os.PathLike) else None
+        self.store: Store | None = self._own or cast("Store | None", place)
+        self._users = 0
+        self._lock = anyio.Lock()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[None]:
+        """Keep the store open inside the block. Blocks may overlap. Raises StoreUnusable."""
+        if self._own is None:
+            yield
+            return
+        async with self._lock:
+            if not self._users:
+                await self._own.__aenter__()
+            self._users += 1
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self._lock:
+                    self._users -= 1
+                    if not self._users:
+                        await self._own.close()
+
+
+def _store_at(place: str | os.PathLike[str]) -> SQLiteStore | PostgresStore:
+    if isinstance(place, str) and place.startswith(SCHEMES):
+        from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
+
+        return PostgresStore(place)
+    from plait.persistence.sqlite_store import SQLiteStore  # noqa: PLC0415 - not needed by every run
+
+    return SQLiteStore(place)
+
+
 class RunOptions:
-    """The options of a runner: see `ParallelRunner`. Raises ValueError for an invalid option."""
+    """The options of a runner: see `ParallelRunner`, which takes the same. Raises ValueError for an invalid option."""
 
-    backends: Mapping[str, Backend]
-    default: str
-    store: Store | None
-    concurrency: int | None
-    limits: Mapping[str, int]
-    rates: Mapping[str, RateLimits]
-    shared_limits: bool
-    strict: bool
-    lease: float
-    cancel_grace: float
-    growth: GrowthLimits
-    on_question: OnQuestion | None
-    prices: Mapping[str, Price]
-    clock: Clock
-    rng: random.Random
-    _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = field(
-        init=False, default_factory=WeakKeyDictionary["asyncio.AbstractEventLoop", SlotPool]
-    )
-    _accounts: Accounts = field(init=False)
+    def __init__(
+        self,
+        backend: Backend | Callable[..., Any] | None = None,
+        *,
+        backends: Mapping[str, Backend | Callable[..., Any]] | None = None,
+        default: str | None = None,
+        store: StoreOrPlace | None = None,
+        concurrency: int | EllipsisType | None = ...,
+        limits: Mapping[str, int] | None = None,
+        rates: Mapping[str, RateLimits] | None = None,
+        shared_limits: bool = False,
+        strict: bool = False,
+        store_timeout: float = 10.0,
+        lease: float = LEASE_SECONDS,
+        cancel_grace: float = CANCEL_GRACE_SECONDS,
+        growth: GrowthLimits = DEFAULT_GROWTH,
+        on_question: OnQuestion | None = None,
+        prices: Mapping[str, Price] | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        named: dict[str, object] = {**(backends or {}), **({} if backend is None else {DEFAULT_BACKEND: backend})}
+        self.backends: Mapping[str, Backend] = {
+            name: each if isinstance(each, Backend) and not callable(each) else as_backend(each)
+            for name, each in named.items()
+        }
+        self.default = default_backend(self.backends, default, given=backend is not None)
+        self.limits: Mapping[str, int] = dict(limits or {})
+        self.rates: Mapping[str, RateLimits] = dict(rates or {})
+        self.concurrency = default_concurrency(map(self.limits.get, named)) if concurrency is ... else concurrency
+        self.shared_limits = shared_limits
+        self.strict = strict
+        self.lease = lease
+        self.cancel_grace = cancel_grace
+        self.growth = growth
+        self.on_question = on_question
+        self.prices: Mapping[str, Price] = dict(prices or {})
+        self.clock = clock or Clock()
+        self.rng = rng or random.SystemRandom()
+        """The source of retry delays: forked processes need different ones."""
+        self._check(store_timeout)
+        self.own_store = OwnStore(store)
+        own = self.own_store.store
+        self.store = None if own is None else bounded(own, store_timeout)
+        """The store, with a time limit for each call."""
+        self._accounts = Accounts(self.backends, self.rates, self.clock.monotonic)
+        self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = WeakKeyDictionary()
 
-    def slot_pool(self) -> SlotPool:
-        """Return the slots for a new run: a pool of the run's own, or the pool shared by all runs of this event loop.
-
-        Without a number of tasks at once there is one slot, until the hosts are connected: see `follow_slots`.
-        Shared pools are kept per event loop, because slots taken in an abandoned loop are never freed.
-        """
-        pool = SlotPool(self.concurrency or 1, self.limits, shared=self.shared_limits, account_of=self._accounts.find)
-        return self._shared.setdefault(asyncio.get_running_loop(), pool) if self.shared_limits else pool
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_accounts", Accounts(self.backends, self.rates, self.clock.monotonic))
+    def _check(self, store_timeout: float) -> None:
+        if not store_timeout > 0:
+            raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
         if self.concurrency is not None and self.concurrency < 1:
             raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
         for name, limit in self.limits.items():
@@ -152,6 +229,15 @@ class RunOptions:
         if not 0 <= self.cancel_grace < float("inf"):
             raise ValueError(f"cancel_grace must be 0 seconds or more, not {self.cancel_grace}")
 
+    def slot_pool(self) -> SlotPool:
+        """Return the slots for a new run: a pool of the run's own, or the pool shared by all runs of this event loop.
+
+        Without a number of tasks at once there is one slot, until the hosts are connected: see `follow_slots`.
+        Shared pools are kept per event loop, because slots taken in an abandoned loop are never freed.
+        """
+        pool = SlotPool(self.concurrency or 1, self.limits, shared=self.shared_limits, account_of=self._accounts.find)
+        return self._shared.setdefault(asyncio.get_running_loop(), pool) if self.shared_limits else pool
+
 
 def _check_hosts(backends: Iterable[Backend]) -> None:
     """Raise ValueError if two groups of hosts have a host in common: each would refuse the connection of the other."""
@@ -166,20 +252,21 @@ def _check_hosts(backends: Iterable[Backend]) -> None:
 
 
 def default_backend(named: Mapping[str, Backend], default: str | None, *, given: bool) -> str:
-    """Return the name of the default backend: `default` if not None; else the name of the only backend, unless a
-    default backend was `given`; else DEFAULT_BACKEND. Raises ValueError if `default` names no backend.
+    """Return the name of the default backend: `default` if not None; else the name of the only backend for prompts,
+    unless a default backend was `given`; else DEFAULT_BACKEND. Raises ValueError if `default` names no backend.
     """
     if default is not None and default not in named:
         raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
     if default is None:
-        default = next(iter(named)) if not given and len(named) == 1 else DEFAULT_BACKEND
+        asked = [name for name, backend in named.items() if Abilities.of(backend).allows is None]
+        default = asked[0] if not given and len(asked) == 1 else DEFAULT_BACKEND
     return default
 
 
 def answer_keys(options: RunOptions) -> dict[str, JsonValue]:
     """Return the answer keys of the backends whose answers a later run may take over; "" is the default backend."""
-    keys = {
-        name: backend.answer_key() for name, backend in options.backends.items() if isinstance(backend, ReusableBackend)
+    keys: dict[str, JsonValue] = {
+        name: key for name, backend in options.backends.items() if (key := answer_key(backend)) is not None
     }
     return {**keys, "": keys[options.default]} if options.default in keys else keys
 
@@ -217,51 +304,83 @@ def backend_names(dag: DAG, options: RunOptions, statuses: Sequence[TaskStatus] 
             )
         if name not in options.backends:
             require_backends(options, set(needed), f"task {dag.tasks[position].id!r}")
+    for task in (task for i, task in enumerate(dag) if not statuses or statuses[i] not in TASK_DONE):
+        if task.check is not None:
+            checkers = {COMMAND_BACKEND} if task.check.run else set[str]()
+            checkers |= set() if task.check.backend is None else {task.check.backend}
+            require_backends(options, checkers, f"the check of task {task.id!r}")
+        if task.call is not None:
+            called = {name or options.default for name in task.call.backends}
+            require_backends(options, called, f"the plan that task {task.id!r} calls")
     for task, name in zip(dag, names, strict=True):
         if task.continues is not None and names[dag.position(task.continues)] != name:
             raise BackendMissing(
                 f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
                 f"{names[dag.position(task.continues)]!r}, and cannot move; leave the task's backend out"
             )
-    _require_settings(dag, options.backends, names, statuses)
-    return names
-
-
-def _require_settings(
-    dag: DAG, backends: Mapping[str, Backend], names: Sequence[str], statuses: Sequence[TaskStatus]
-) -> None:
-    problems = [
+    if problems := [
         problem
         for position, (task, name) in enumerate(zip(dag, names, strict=True))
         if not (statuses and statuses[position] in TASK_DONE)
-        for problem in unfit_settings(task, name, backends[name], position)
-    ]
-    problems += [
-        Problem(takes_no_such_file(name, file.name, file.media_type), task.id, "files", None, position)
-        for position, (task, name) in enumerate(zip(dag, names, strict=True))
-        if task.files and not (statuses and statuses[position] in TASK_DONE)
-        for file in task.files
-        if isinstance(file, TaskFile) and file.media_type != TEXT and not isinstance(backends[name], FileBackend)
-    ]
-    if problems:
+        for problem in unfit_settings(task, name, options.backends[name], position)
+    ]:
         raise DAGError(problems)
+    return names
+
+
+def arguments_filled(dag: DAG, options: RunOptions) -> DAG:
+    """Return `dag` with the arguments of each task whose backend is a function with parameters beside the prompt.
+    Raises DAGError for parameters that name nothing.
+    """
+    fill = argument_filler(options, dag.inputs, dag)
+    tasks = [fill(task, dag.backend_of(task)) for task in dag]
+    if all(map(operator.is_, tasks, dag)):
+        return dag
+    return DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth)
+
+
+def argument_filler(
+    options: RunOptions, inputs: Iterable[str], tasks: Iterable[Task]
+) -> Callable[[Task, str | None], Task]:
+    """Return what gives a task on the backend of a name, None for the default one, its arguments. `tasks` are those of
+    the run.
+    """
+    takes = {name: Abilities.of(backend).parameters for name, backend in options.backends.items()}
+    takes_values = {name for name, taken in takes.items() if any(parameter != "prompt" for parameter, _ in taken)}
+    ids = {parameter_name(task.id): task.id for task in tasks} if takes_values else {}
+
+    def fill(task: Task, backend: str | None) -> Task:
+        name = backend or options.default
+        if (
+            task.vote is not None
+            or task.call is not None
+            or not (name in takes_values or (task.arguments and takes.get(name)))
+        ):
+            return task
+        return with_arguments(task, takes[name], inputs, ids)
+
+    return fill
 
 
 def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> Iterator[Problem]:
-    """Yield a problem for each setting of `task` that `backend`, called `name`, does not take, and for a blank prompt
-    that it needs.
+    """Yield a problem for each setting and file of `task` that `backend`, called `name`, does not take, and for a
+    blank prompt that it needs.
     """
     if task.options is not OWN_OPTIONS:
-        known = backend.adjustable if isinstance(backend, AdjustableBackend) else ()
+        known = Abilities.of(backend).adjustable
         for setting in MODEL_SETTINGS:
             if getattr(task, setting) is not None and setting not in known:
                 yield Problem(no_such_setting(name, setting, known), task.id, setting, None, position)
-    if not (task.files or task.prompt.strip() or _takes_no_prompt(backend)):
+    if task.call is not None:
+        return
+    # Not by way of `Abilities`: a run may have a million tasks.
+    if problem := command_mismatch(name, task.run, is_command=getattr(backend, "allows", None) is not None):
+        yield Problem(problem, task.id, "run", None, position)
+    if not (task.files or task.prompt.strip() or task.run) and Abilities.of(backend).needs_prompt:
         yield Problem(NO_PROMPT, task.id, "prompt", None, position)
-
-
-def _takes_no_prompt(backend: Backend) -> bool:
-    return isinstance(backend, OptionalPromptBackend) and not backend.needs_prompt
+    for file in task.files:
+        if isinstance(file, TaskFile) and file.media_type != TEXT and Abilities.of(backend).takes_files is None:
+            yield Problem(takes_no_such_file(name, file.name, file.media_type), task.id, "files", None, position)
 
 
 def require_policy_backends(options: RunOptions, policy: Policy) -> None:

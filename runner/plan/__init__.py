@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.errors import PlanError, PlanProblem
-from plait.runner.plan.plan_file import Plan, load_plan, parse_plan
+from plait.runner.plan.plan_file import Plan, parse_plan
 from plait.runner.plan.plan_models import plan_schema
 
-__all__ = ["Plan", "PlanError", "PlanProblem", "load_plan", "parse_plan", "plan_schema"]
+__all__ = ["Plan", "PlanError", "PlanProblem", "parse_plan", "plan_schema"]

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import ast
-import codecs
 import importlib.machinery
 import importlib.util
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from pydantic import ValidationError
 
-from plait.backends.specs.build_backend import FunctionSpec
-from plait.errors import DAGError, PlanError, PlanProblem
+from plait.backends.specs.backend_specs import CommandSpec, FunctionSpec, LocalSpec, ProgramSpec, only_backend
+from plait.errors import PlanError, PlanProblem, nearest
 from plait.json_form import JsonValue
-from plait.runner.domain.dag import DAG, nearest
-from plait.runner.plan.plan_inputs import SuppliedValues, input_values
-from plait.runner.plan.plan_mistakes import describe, explain, salvage
-from plait.runner.plan.plan_models import GIVEN_BY, FollowUpPart, PlanPart, StepPart, TaskPart
+from plait.runner.domain.dag import DAG
+from plait.runner.plan.plan_inputs import SuppliedValues, input_values, no_input
+from plait.runner.plan.plan_mistakes import describe, explain, in_folder
+from plait.runner.plan.plan_models import (
+    GIVEN_BY,
+    FollowUpPart,
+    LoopPart,
+    PlanPart,
+    RequiredInput,
+    StepPart,
+    TaskPart,
+    approximate_plan,
+)
 from plait.runner.plan.plan_policies import (
     check_follow_ups,
     fit_to_models,
@@ -31,15 +39,27 @@ from plait.runner.plan.plan_policies import (
     workflow_dag,
     workflow_of,
 )
-from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source, spell
+from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source
 from plait.runner.plan.plan_positions import Path as Where
-from plait.runner.plan.plan_tasks import PlanTasks
+from plait.runner.plan.plan_tasks import PlanTasks, call_of, function_of
+from plait.runner.plan.prompt_files import read_prompt_files
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.task import MODEL_SETTINGS, TEXT, GrowthLimits, media_type, no_such_setting, takes_no_such_file
+from plait.runner.prompts.prompt_template import condition_names, names_in
+from plait.task import (
+    COMMAND_BACKEND,
+    MODEL_SETTINGS,
+    TASKS_SCHEMA,
+    TEXT,
+    GrowthLimits,
+    command_mismatch,
+    media_type,
+    no_such_setting,
+    takes_no_such_file,
+)
 
 if TYPE_CHECKING:
     from plait.backends.prices import Price
-    from plait.backends.specs.build_backend import BackendSpec
+    from plait.backends.specs.backend_specs import BackendSpec
     from plait.backends.specs.host_specs import HostsPart
     from plait.json_form import JsonValue
     from plait.runner.domain.policy import Policy
@@ -47,7 +67,9 @@ if TYPE_CHECKING:
 
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
 """The remedy for a backend missing from the plan."""
+_MOST_NAMED = 10
 _FORMATS = {".json": "json", ".toml": "toml"}
+_PlanT = TypeVar("_PlanT", bound="Plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +81,7 @@ class Plan:
     dag: DAG
     """The validated graph."""
     backends: Mapping[str, BackendSpec] = field(default_factory=dict[str, Any])
-    """Specifications of backends by name, for `plait.backends.specs.build_backend`; empty if the file names none."""
+    """Specifications of backends by name, for `plait.backends.specs.backend_specs`; empty if the file names none."""
     default_backend: str | None = None
     """The name of the backend for tasks without a backend; None to let the caller choose."""
     concurrency: int | None = None
@@ -72,11 +94,41 @@ class Plan:
     """The policy described by `orchestrate`, `workflow` or `follow_ups`; None without any."""
     hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, Any])
     """The groups of other machines, by name."""
+    lengths: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The number of elements in the file of each input of which a pilot takes only the first ones, by name."""
 
     @property
     def folder(self) -> Path:
         """The base folder of the plan's relative paths."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        overrides: Mapping[str, str] | None = None,
+        inputs: Mapping[str, JsonValue] | None = None,
+        with_functions: bool = False,
+        limit: int | None = None,
+    ) -> Self:
+        """Return the plan in the file at `path`: JSON or TOML by suffix, YAML otherwise.
+
+        `overrides` are values for the inputs as text, in the manner of `--set name=value`; `inputs` are the values of
+        an existing run. `with_functions` checks that the functions of the backends exist, without executing their code.
+        `limit` makes the plan a pilot: every `for_each` goes over the first `limit` elements of its list only.
+        Reads the files named by inputs; calls no backend. Raises PlanError with all mistakes found.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except OSError as error:
+            message = f"cannot read the plan: {error.strerror}; check the path"
+            raise PlanError([PlanProblem(message, file=str(path))]) from error
+        source = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(path))
+        supplied = SuppliedValues(path.parent, overrides or {}, inputs or {})
+        return _build(cls, source, supplied, path, with_functions=with_functions, limit=limit)
 
     def fitted_to(self, specs: Mapping[str, BackendSpec], default: str) -> Plan:
         """Return the plan for a run on the backends `specs`: a goal given to small local models asks them for short
@@ -89,98 +141,95 @@ class Plan:
         return replace(self, policy=policy, dag=dag)
 
 
-def load_plan(path: str | Path, *, overrides: Mapping[str, str] | None = None) -> Plan:
-    """Return the plan in the file at `path`: JSON or TOML by suffix, YAML otherwise.
-
-    `overrides` are values for the inputs as text, in the manner of `--set name=value`. Reads the files named by inputs;
-    calls no backend. Raises PlanError with all mistakes found.
-    """
-    path = Path(path)
-    return _load(path, SuppliedValues(path.parent, overrides or {}))
-
-
-def load_plan_with_functions(path: Path, overrides: Mapping[str, str]) -> Plan:
-    """Load a plan as `load_plan` does, and check that the functions of its backends exist without executing their
-    code.
-    """
-    return _load(path, SuppliedValues(path.parent, overrides), with_functions=True)
-
-
-def load_piped_plan(data: bytes, overrides: Mapping[str, str], *, with_functions: bool = False) -> Plan:
-    """Return the plan in `data`, as read from standard input: JSON if the text begins with `{`, YAML otherwise. Paths
-    in the plan are relative to the working directory. `with_functions` checks as `load_plan_with_functions` does.
-    Raises PlanError.
-    """
-    form = "json" if data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else "yaml"
-    source = read_source(data, format=form, file="standard input")
-    return _build(source, SuppliedValues(Path(), overrides), Path(), with_functions=with_functions)
-
-
-def load_plan_of_run(path: Path, inputs: Mapping[str, JsonValue]) -> Plan:
-    """Return the plan in the current file, with the input values of an existing run. Raises PlanError."""
-    return _load(path, SuppliedValues(path.parent, {}, inputs))
-
-
-def _load(path: Path, given: SuppliedValues, *, with_functions: bool = False) -> Plan:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        message = f"cannot read the plan: {error.strerror}; check the path"
-        raise PlanError([PlanProblem(message, file=str(path))]) from error
-    source = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(path))
-    return _build(source, given, path, with_functions=with_functions)
-
-
 def parse_plan(
-    text: str,
+    text: str | bytes,
     *,
     format: str = "yaml",  # noqa: A002 - the plain word
+    file: str = "plan",
     folder: Path | None = None,
     overrides: Mapping[str, str] | None = None,
-    most: int | None = MAX_BYTES,
+    max_bytes: int | None = MAX_BYTES,
     names_default: bool = False,
+    with_functions: bool = False,
+    limit: int | None = None,
 ) -> Plan:
-    """Return the plan in `text`, in the format `yaml`, `json` or `toml`. See `load_plan`.
+    """Return the plan in `text`, in the format `yaml`, `json` or `toml`. See `Plan.load`.
 
-    `folder` is the base of relative paths. `most` is the maximum size in bytes; None for no limit. With
-    `names_default`, each task without a backend gets the name of `defaults.backend`, for a runner with a default of its
-    own. Raises PlanError.
+    `file` is its name in mistakes, `folder` the base of relative paths. `max_bytes` is the maximum size; None for no
+    limit. With `names_default`, each task without a backend gets the name of `defaults.backend`, for a runner with a
+    default of its own. Raises PlanError.
     """
     folder = folder or Path()
-    given = SuppliedValues(folder, overrides or {})
-    return _build(read_source(text, format=format, most=most), given, folder, names_default=names_default)
+    source = read_source(text, format=format, file=file, max_bytes=max_bytes)
+    supplied = SuppliedValues(folder, overrides or {})
+    return _build(
+        Plan, source, supplied, folder, with_functions=with_functions, names_default=names_default, limit=limit
+    )
 
 
 def _build(
-    source: Source, given: SuppliedValues, path: Path, *, with_functions: bool = False, names_default: bool = False
-) -> Plan:
-    part, lost = _shape(source)
+    kind: type[_PlanT],
+    source: Source,
+    supplied: SuppliedValues,
+    path: Path,
+    *,
+    with_functions: bool = False,
+    names_default: bool = False,
+    limit: int | None = None,
+) -> _PlanT:
+    part = _shape(source, None if names_default else path if path.is_dir() else path.parent)
     if part is None:
         raise PlanError(source.problems)
+    folder = path if path.is_dir() else path.parent
     if names_default:
         _name_default(part)
+    called = CalledPlans(part, source, folder, names_default=names_default)
+    called.write_out(part, source, folder, (path.resolve(),))
+    if not names_default and (called.runs_commands or _runs_commands(part)):
+        part.backends.setdefault(COMMAND_BACKEND, CommandSpec(kind="command"))
     _check_backends(part, source)
     if not names_default:  # otherwise the specs stand for the runner's own backends
         _check_settings(part, source)
     if with_functions:
         _look_up_functions(part, path if path.is_dir() else path.parent, source)
-    values = input_values(part.inputs, given, source)
+    values = input_values(part.inputs, supplied, source) if part.inputs or supplied.overrides else {}
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
-    dag, policy = _work(part, values, (name, given.folder), lost, source)
+    functions = {} if names_default else _parameters(part.backends, path if path.is_dir() else path.parent)
+    dag, policy = _work(part, values, name, supplied.folder, source, limit=limit, functions=functions)
     if source.problems or dag is None:
         raise PlanError(source.problems)
     default = part.defaults.backend
     prices = {model: price.price() for model, price in part.prices.items()}
-    return Plan(dag.name, dag, part.backends, default, part.concurrency, path, prices, policy, part.hosts)
+    return kind(
+        dag.name,
+        dag,
+        backends=part.backends,
+        default_backend=default,
+        concurrency=part.concurrency,
+        path=path,
+        prices=prices,
+        policy=policy,
+        hosts=part.hosts,
+        lengths={
+            name: len(value) for name, value in values.items() if isinstance(value, list) and dag.inputs[name] != value
+        },
+    )
 
 
 def _work(
-    part: PlanPart, values: dict[str, JsonValue], place: tuple[str, Path], lost: set[int], source: Source
+    part: PlanPart,
+    values: dict[str, JsonValue],
+    name: str,
+    folder: Path,
+    source: Source,
+    *,
+    limit: int | None,
+    functions: Mapping[str, Sequence[tuple[str, bool]]],
 ) -> tuple[DAG | None, Policy | None]:
-    """Return the initial DAG and the policy of the plan's runs. `place` is the name and the folder of the plan."""
-    name, folder = place
-    growth = None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth)
+    """Return the initial DAG and the policy of the plan's runs."""
+    growth = None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth, limit)
+    if growth is None and limit is not None:
+        growth = GrowthLimits(pilot=limit)
     if part.orchestrate is not None:
         policy = orchestrator_of(part.orchestrate, part.defaults, values, source)
         return (None if policy is None else orchestrator_dag(policy, name, values, growth)), policy
@@ -189,54 +238,58 @@ def _work(
         return (None if workflow is None else workflow_dag(workflow, values, growth, source)), workflow
     if not part.tasks and source.problems:
         return None, None
-    dag = _dag(PlanTasks(part, values, source, folder), name, lost, growth)
+    dag = PlanTasks(part, values, source, folder, functions=functions).dag(name, growth)
+    if not part.follow_ups:
+        return dag, None
     follow_ups = follow_ups_of(part, source)
     if dag is not None and follow_ups is not None:
         check_follow_ups(follow_ups, dag, source)
     return dag, follow_ups
 
 
-def _shape(source: Source) -> tuple[PlanPart | None, set[int]]:
-    """Return the file as a model. With mistakes in the file, return an approximation for further checks."""
+def _shape(source: Source, folder: Path | None) -> PlanPart | None:
+    """Return the file as a model. With mistakes in the file, return an approximation for further checks, if any."""
     if not isinstance(source.value, dict):
-        message = f"a plan must be a mapping with the key 'tasks', not {describe(source.value)}"
-        source.problems.append(source.problem((), message))
-        return None, set()
+        source.complain((), f"a plan must be a mapping with the key 'tasks', not {describe(source.value)}")
+        return None
     if not _has_one_kind(source.value, source):
-        return None, set()
+        return None
+    read_prompt_files(source, folder)
     try:
-        return PlanPart.model_validate(source.value), set()
+        return PlanPart.model_validate(source.value)
     except ValidationError as error:
-        # A value refused by the reader is missing; do not report the absence again.
-        refused = {problem.where for problem in source.problems}
-        source.problems += [problem for problem in explain(error, source) if problem.where not in refused]
-        return salvage(source.value, error)
+        explain(error, source)
+        return approximate_plan(source.value)
 
 
 def _has_one_kind(value: Mapping[str, JsonValue], source: Source) -> bool:
     """Return whether at most one key gives the tasks of the run; with two, every further problem follows from that.
     Other problems of these keys are added to `source.problems`.
     """
-    given = [key for key in GIVEN_BY if value.get(key) is not None]
-    if not given and not any(nearest(key, GIVEN_BY) for key in value.keys() - PlanPart.model_fields.keys()):
+    kinds = [key for key in GIVEN_BY if value.get(key) is not None]
+    if not kinds and not any(nearest(key, GIVEN_BY) for key in value.keys() - PlanPart.model_fields.keys()):
         message = "'tasks' is missing; add it, or 'orchestrate' with a goal, or 'workflow' with steps"
-        source.problems.append(source.problem(("tasks",), message))
-    for key in given[1:]:
-        message = f"a plan has one of {', '.join(GIVEN_BY)}, and this plan has {given[0]!r} already; leave one out"
-        source.problems.append(source.problem((key,), message, at_key=True))
-    if given[1:]:
+        source.complain(("tasks",), message)
+    for key in kinds[1:]:
+        message = f"a plan has one of {', '.join(GIVEN_BY)}, and this plan has {kinds[0]!r} already; leave one out"
+        source.complain((key,), message, at_key=True)
+    if kinds[1:]:
         return False
-    if given and given != ["tasks"] and value.get("follow_ups"):
+    if kinds and kinds != ["tasks"] and value.get("follow_ups"):
         message = "'follow_ups' follow 'tasks', and this plan has none; leave them out"
-        source.problems.append(source.problem(("follow_ups",), message, at_key=True))
+        source.complain(("follow_ups",), message, at_key=True)
     if value.get("workflow") == []:
-        source.problems.append(source.problem(("workflow",), "there are no steps; add at least one"))
+        source.complain(("workflow",), "there are no steps; add at least one")
     return True
 
 
 def _check_backends(part: PlanPart, source: Source) -> None:
     named: list[tuple[Where, str | None]] = [(("defaults", "backend"), part.defaults.backend)]
     named += [(("tasks", index, "backend"), task.backend) for index, task in enumerate(part.tasks)]
+    checks = [(index, task.check) for index, task in enumerate(part.tasks) if task.check is not None]
+    named += [(("tasks", index, "check", "backend"), check.backend) for index, check in checks]
+    votes = [(index, task.vote) for index, task in enumerate(part.tasks) if task.vote is not None]
+    named += [(("tasks", index, "vote", "backend"), vote.backend) for index, vote in votes]
     for index, chain in enumerate(part.follow_ups):
         named += [(("follow_ups", index, "steps", n, "backend"), step.backend) for n, step in enumerate(chain.steps)]
     named += [(("workflow", index, "backend"), step.backend) for index, step in enumerate(part.workflow)]
@@ -249,70 +302,289 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         for index, host in enumerate(hosts.names):
             if group_of.setdefault(host, group) != group:
                 message = f"host {host!r} is in {group_of[host]!r} as well; give it another name here, with its address"
-                source.problems.append(source.problem(("hosts", group, "hosts", index), message))
+                source.complain(("hosts", group, "hosts", index), message)
     for backend, spec in part.backends.items():
         if part.hosts and spec.on is not None and spec.on not in part.hosts:
             message = f"unknown hosts {spec.on!r}{nearest(spec.on, part.hosts) or '; name them under `hosts`'}"
-            source.problems.append(source.problem(("backends", backend, "on"), message))
+            source.complain(("backends", backend, "on"), message)
         if spec.needs is not None and spec.on in part.hosts and part.hosts[spec.on].kind == "ssh":
             message = "hosts reached with ssh have slots in place of resources; leave `needs` out"
-            source.problems.append(source.problem(("backends", backend, "needs"), message))
+            source.complain(("backends", backend, "needs"), message)
     for path, name in named:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT
-            source.problems.append(source.problem(path, f"unknown backend {name!r}{hint}"))
+            source.complain(path, f"unknown backend {name!r}{hint}")
 
 
 def _check_settings(part: PlanPart, source: Source) -> None:
     """Report settings and files of tasks that their backends do not take, as far as the plan names the backends."""
-    only = next(iter(part.backends)) if len(part.backends) == 1 else None
+    usual = part.defaults.backend or only_backend(part.backends)
     for index, task in enumerate(part.tasks):
-        name = task.backend or (None if task.continues else part.defaults.backend or only)
+        has_none = task.continues or task.plan or task.loop
+        name = task.backend or (COMMAND_BACKEND if task.run else None if has_none else usual)
         if name not in part.backends:
             continue
-        known = part.backends[name].adjustable
+        if problem := command_mismatch(name, task.run, is_command=isinstance(part.backends[name], CommandSpec)):
+            source.complain(("tasks", index, "run" if task.run else "backend"), problem)
+        adjustable = part.backends[name].adjustable
         for setting in MODEL_SETTINGS:
-            if getattr(task, setting) is not None and setting not in known:
-                message = no_such_setting(name, setting, known)
-                source.problems.append(source.problem(("tasks", index, setting), message))
-        for place, written in enumerate(task.files if part.backends[name].file_form is None else ()):
-            if (kind := media_type(written)) != TEXT:
-                at: Where = ("tasks", index, "files", place)
-                path = at if at in source.values else at[:3]
-                source.problems.append(source.problem(path, takes_no_such_file(name, written, kind)))
+            if getattr(task, setting) is not None and setting not in adjustable:
+                message = no_such_setting(name, setting, adjustable)
+                source.complain(("tasks", index, setting), message)
+        for position, pattern in enumerate(task.files if part.backends[name].file_form is None else ()):
+            if (kind := media_type(pattern)) != TEXT:
+                source.complain(("tasks", index, "files", position), takes_no_such_file(name, pattern, kind))
 
 
 def _name_default(part: PlanPart) -> None:
     """Write `defaults.backend` into each part that names no backend and continues no conversation."""
     steps = (step for chain in part.follow_ups for step in chain.steps)
     parts: list[TaskPart | FollowUpPart | StepPart] = [*part.tasks, *steps, *part.workflow]
-    for one in parts:
-        if one.backend is None and not getattr(one, "continues", None):
-            one.backend = part.defaults.backend
+    for task in parts:
+        _name_backend(task, part.defaults.backend)
     if (goal := part.orchestrate) is not None:
         goal.planner = goal.planner or part.defaults.backend
         goal.executor = goal.executor or part.defaults.backend
         goal.reflector = goal.reflector or part.defaults.backend
 
 
+def _name_backend(task: TaskPart | FollowUpPart | StepPart, default: str | None) -> None:
+    """Give a task its default backend, and the tasks of its loop theirs."""
+    if isinstance(task, TaskPart) and (task.run or task.plan or task.loop or task.continues):
+        for inner in task.loop.tasks if task.loop else ():
+            _name_backend(inner, default)
+    elif task.backend is None:
+        task.backend = default
+
+
 def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
     # An invalid backend was replaced by a placeholder.
-    wrong = {problem.where for problem in source.problems}
+    wrong = {path[:2] for path in source.wrong}
     for name, message in missing_functions(part.backends, folder):
-        backend = spell(("backends", name))
-        if not any(where == backend or where.startswith(f"{backend}.") for where in wrong):
-            source.problems.append(source.problem(("backends", name, "call"), message))
+        if ("backends", name) not in wrong:
+            source.complain(("backends", name, "call"), message)
 
 
-def _dag(graph: PlanTasks, name: str, lost: set[int], growth: GrowthLimits | None) -> DAG | None:
-    tasks = graph.tasks()
-    if tasks is None:
-        return None
-    try:
-        return DAG(tasks, name=name, inputs=graph.inputs, growth=growth)
-    except DAGError as error:
-        graph.report(error.problems, lost)
-        return None
+MOST_DEEP = 5
+"""The number of plans that may call each other in a row, the first one not counted."""
+_LONGEST_ID = 64
+_WORK_OF_PLAN = (
+    *("prompt", "run", "codes", "backend", "model", "system", "temperature", "files", "continues", "retry", "timeout"),
+    *("output_schema", "output", "cache", "check", "at_most_once"),
+)
+"""Keys of a task for which the tasks of the called plan have their own."""
+_RELATIVE = (FunctionSpec, ProgramSpec, LocalSpec)
+"""Backends whose files are relative to the folder of the plan."""
+
+
+class CalledPlans:
+    """The plans that the tasks of a plan call: read, checked, and written out into the tasks. Their backends are added
+    to those of the calling plan, unless it has others of the same names.
+    """
+
+    def __init__(self, root: PlanPart, source: Source, folder: Path, *, names_default: bool) -> None:
+        self._root = root
+        self._source = source
+        self._folder = folder.resolve()
+        self._names_default = names_default
+        self.runs_commands = False
+        """Whether a task of a called plan runs a command on a backend without a name."""
+
+    def write_out(self, part: PlanPart, source: Source, folder: Path, files: tuple[Path, ...]) -> None:
+        """Replace the names of called plans in `part` by the plans. `files` are the plans that call each other down to
+        this one. Problems are added to those of the sources.
+        """
+        for index, task in enumerate(part.tasks):
+            if task.plan is None and task.loop is None:
+                continue
+            where: Where = ("tasks", index)
+            self._check_keys(task, where, source)
+            at = where if task.loop is None else (*where, "loop")
+            call = task if task.loop is None else task.loop
+            plan: dict[str, Any] = {"tasks": []}
+            if task.loop is not None and (task.loop.plan is None) != bool(task.loop.tasks):
+                message = "a loop has either `plan`, the file of a plan, or `tasks`; write one of them"
+                source.complain(at, message)
+            elif task.loop is not None and task.loop.tasks:
+                plan = self._of_tasks(part, task.loop, source.below(at), folder, files)
+            else:
+                plan = self._of_file(call, (*at, "plan"), source, folder, files)
+            if task.loop is None:
+                task.plan = plan
+            else:
+                task.loop.plan, task.loop.tasks = plan, []
+            if len(files) == 1 and (longest := _longest_id(task)) and len(longest) > _LONGEST_ID:
+                message = f"its tasks get ids such as {longest!r}, of more than {_LONGEST_ID} characters; shorten them"
+                source.complain((*where, "id"), message)
+
+    def _check_keys(self, task: TaskPart, where: Where, source: Source) -> None:
+        word = "loop" if task.plan is None else "plan"
+        if task.plan is not None and task.loop is not None:
+            source.complain((*where, "loop"), "a task has either `plan` or `loop`; a loop names its plan in `loop`")
+            task.loop = None
+        if word == "loop" and task.with_:
+            source.complain((*where, "with"), "the values of a loop stand within it; write `with` into `loop`")
+        for key in _WORK_OF_PLAN:
+            if key in task.model_fields_set and source.at((*where, key)) is not None:
+                message = f"a task with `{word}` does its work by the tasks of the plan; leave `{key}` out"
+                source.complain((*where, key), message, at_key=True)
+
+    def _of_tasks(
+        self, part: PlanPart, loop: LoopPart, source: Source, folder: Path, files: tuple[Path, ...]
+    ) -> dict[str, Any]:
+        """Return the plan with the tasks that stand in the loop."""
+        inner = PlanPart(tasks=loop.tasks, defaults=part.defaults, returns=loop.returns)
+        inner.backends, inner.hosts = self._root.backends, self._root.hosts
+        return self._checked(
+            inner, dict.fromkeys(loop.with_), source, folder, files, call=loop, caller=source, loop_at=()
+        )
+
+    def _of_file(
+        self, call: TaskPart | LoopPart, at: Where, source: Source, folder: Path, files: tuple[Path, ...]
+    ) -> dict[str, Any]:
+        """Return the plan in the file that `call` names."""
+        nothing: dict[str, Any] = {"tasks": []}
+        if not isinstance(call.plan, str):
+            source.complain(at, "must be the name of a plan file")
+            return nothing
+        shown = folder / Path(call.plan).expanduser()
+        path = shown.resolve()
+        chain = " -> ".join(file.name for file in (*files, path))
+        if path in files:
+            source.complain(at, f"this plan calls itself: {chain}; remove one of these calls")
+            return nothing
+        if len(files) > MOST_DEEP:
+            source.complain(at, f"at most {MOST_DEEP} plans may call each other in a row: {chain}; remove a call")
+            return nothing
+        if isinstance(call, LoopPart) and call.returns is not None:
+            message = f"the result is what `returns` of {call.plan} says; leave it out here"
+            source.complain((*at[:-1], "returns"), message)
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            inner = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(shown))
+        except OSError as error:
+            reason = f"there is no plan {in_folder(call.plan, folder)}; check the path"
+            if not isinstance(error, FileNotFoundError):
+                reason = f"the plan {call.plan!r} cannot be read: {error.strerror}; check the path"
+            source.complain(at, reason)
+            return nothing
+        except PlanError as error:
+            self._source.problems += error.problems
+            return nothing
+        try:
+            return self._of_source(inner, call, at, source, shown, files)
+        finally:
+            self._source.problems += inner.problems
+
+    def _of_source(
+        self, inner: Source, call: TaskPart | LoopPart, at: Where, source: Source, shown: Path, files: tuple[Path, ...]
+    ) -> dict[str, Any]:
+        nothing: dict[str, Any] = {"tasks": []}
+        for key in ("orchestrate", "workflow", "follow_ups"):
+            if isinstance(inner.value, dict) and inner.value.get(key) is not None:
+                inner.complain((key,), f"a plan that another one calls has `tasks`; leave `{key}` out", at_key=True)
+                return nothing
+        part = _shape(inner, None if self._names_default else shown.parent)
+        if part is None or not part.tasks:
+            if not inner.problems:
+                inner.complain(("tasks",), "there are no tasks; add at least one")
+            return nothing
+        default = part.defaults.backend or only_backend(part.backends)
+        for task in part.tasks:
+            _name_backend(task, default)
+        for name, spec in part.backends.items():
+            if self._names_default or name in self._root.backends:
+                continue
+            if isinstance(spec, _RELATIVE) and shown.parent.resolve() != self._folder:
+                message = f"its files are relative to the folder of a plan; name {name!r} in the calling plan as well"
+                inner.complain(("backends", name), message)
+            self._root.backends[name] = spec
+        part.backends, part.hosts = self._root.backends, self._root.hosts
+        values: dict[str, JsonValue] = dict.fromkeys(call.with_)
+        for name in call.with_.keys() - part.inputs.keys():
+            source.complain((*at[:-1], "with", name), no_input(name, part.inputs), at_key=True)
+        for name, declared in part.inputs.items():
+            if name not in values and isinstance(declared, RequiredInput):
+                source.complain(at, f"input {name!r} of {call.plan} has no default; give it under `with`")
+                values[name] = None
+        others = {name: declared for name, declared in part.inputs.items() if name not in values}
+        values |= input_values(others, SuppliedValues(shown.parent, {}), inner)
+        return self._checked(
+            part, values, inner, shown.parent, (*files, shown.resolve()), call=call, caller=source, loop_at=at[:-1]
+        )
+
+    def _checked(
+        self,
+        part: PlanPart,
+        inputs: dict[str, JsonValue],
+        source: Source,
+        folder: Path,
+        files: tuple[Path, ...],
+        *,
+        call: TaskPart | LoopPart,
+        caller: Source,
+        loop_at: Where,
+    ) -> dict[str, Any]:
+        """Check the plan, and return it as it is written into the call. None stands for inputs known during the run."""
+        for index, task in enumerate(part.tasks):
+            if task.files:
+                message = "a task of a called plan has no files; give their texts by an input with `files`"
+                source.complain(("tasks", index, "files"), message)
+                task.files = []
+        self.write_out(part, source, folder, files)
+        self.runs_commands = self.runs_commands or _runs_commands(part)
+        _check_backends(part, source)
+        if not self._names_default:
+            _check_settings(part, source)
+        tasks = PlanTasks(part, inputs, source, folder)
+        dag = tasks.dag("", None)
+        names = [task.id for task in part.tasks]
+        texts = [("returns", names_in(part.returns))] if "returns" in part.model_fields_set else []
+        if isinstance(call, LoopPart):
+            self._check_codes(call, part, source)
+            texts.append(("until", condition_names(call.until)))
+        for key, (used, mistakes) in texts:
+            # The condition stands in the loop, the result in the plan.
+            at, where = ((*loop_at, key), caller) if key == "until" else ((key,), source)
+            for mistake in mistakes:
+                where.complain(at, str(mistake), line=mistake.line)
+            for name in sorted((used.names | used.results) - {"inputs", "results"} - {*names, *inputs}):
+                there = f"there are {', '.join([*names, *inputs][:_MOST_NAMED])}"
+                message = f"`{key}` uses {{{{ {name} }}}}, which is neither a task nor an input of the called plan"
+                where.complain(at, f"{message}; {nearest(name, [*names, *inputs]).removeprefix('; ') or there}")
+        if dag is None:
+            return {"tasks": []}
+        for index, task in enumerate(part.tasks):
+            if task.output == "tasks" and task.output_schema is None and function_of(task, part) is None:
+                part.tasks[index] = task.model_copy(update={"output_schema": TASKS_SCHEMA})
+        return {
+            "tasks": [task.model_dump(exclude_unset=True, by_alias=True) for task in part.tasks],
+            "defaults": part.defaults.model_dump(exclude_unset=True, exclude={"backend"}),
+            "inputs": {name: value for name, value in inputs.items() if name not in call.with_},
+            **({"returns": part.returns} if part.returns is not None else {}),
+        }
+
+    def _check_codes(self, loop: LoopPart, part: PlanPart, source: Source) -> None:
+        """Report a condition on the exit code of a command that completes with one code alone."""
+        for index, task in enumerate(part.tasks):
+            if task.run and task.codes == [0] and re.search(rf"\b{re.escape(task.id)}\.code\b", loop.until):
+                message = f"`until` asks for the exit code of {task.id!r}, but a code other than 0 fails the task and "
+                source.complain(("tasks", index, "run"), f"{message}ends the loop; add `codes: any` to the task")
+
+
+def _runs_commands(part: PlanPart) -> bool:
+    return any((task.run and task.backend is None) or (task.check and task.check.run) for task in part.tasks)
+
+
+def _longest_id(task: TaskPart) -> str:
+    """Return the longest id that a task of the called plan may get."""
+    call = call_of(task)
+    assert call is not None
+    part = f"{task.id}{'.10000' if task.for_each else ''}{f'.{call.max}' if task.loop else ''}"
+    inner = [TaskPart.model_validate(raw) for raw in cast("list[object]", call.plan["tasks"])]
+    ids = [_longest_id(one) if call_of(one) else f"{one.id}{'.10000' if one.for_each else ''}" for one in inner]
+    return f"{part}.{max(ids, key=len)}" if ids else part
 
 
 _DYNAMIC = re.compile(rb"\b(?:globals|vars|exec|eval|setattr|__getattr__|__dict__|modules)\b|import +\*")
@@ -329,24 +601,63 @@ def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iter
         if not isinstance(spec, FunctionSpec) or spec.on is not None:
             continue
         where, _, function = spec.call.rpartition(":")
-        if not where.endswith(".py"):
-            file, problem = _module_file(where)
-        else:
-            file, problem = folder / where, None
-            if not file.is_file():
-                problem = f"there is no file {file}; write `call` relative to the plan file's folder"
+        file, problem = _function_file(where, folder)
         if problem is None and file is not None:
             problem = _missing_name(file, where, function.partition(".")[0])
         if problem:
             yield name, problem
 
 
+def _parameters(backends: Mapping[str, BackendSpec], folder: Path) -> dict[str, list[tuple[str, bool]]]:
+    """Return the parameters of the function of each backend, as `Abilities.parameters`, where its file tells them.
+    Imports nothing.
+    """
+    parameters: dict[str, list[tuple[str, bool]]] = {}
+    for name, spec in backends.items():
+        if not isinstance(spec, FunctionSpec) or spec.on is not None:
+            continue
+        where, _, function = spec.call.rpartition(":")
+        try:
+            file, _ = _function_file(where, folder)
+            tree = None if file is None else _parsed(file.read_bytes())
+        except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
+            continue
+        for node in [] if tree is None else tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+                # A decorator may change them.
+                parameters[name] = [] if node.decorator_list else _parameters_in(node.args)
+    return parameters
+
+
+def _parameters_in(args: ast.arguments) -> list[tuple[str, bool]]:
+    if args.posonlyargs or (args.vararg and not args.args):
+        return []
+    without_default = len(args.args) - len(args.defaults)
+    named = [(one.arg, place < without_default) for place, one in enumerate(args.args)]
+    pairs = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    return named + [(one.arg, default is None) for one, default in pairs]
+
+
+def _function_file(where: str, folder: Path) -> tuple[Path | None, str | None]:
+    """Return the file of a function, None if unknown, and the problem if there is no such file or module."""
+    if not where.endswith(".py"):
+        return _module_file(where)
+    file = folder / where
+    if file.is_file():
+        return file, None
+    return None, f"there is no file {file}; write `call` relative to the plan file's folder"
+
+
+def _parsed(code: bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(code)
+
+
 def _missing_name(file: Path, where: str, name: str) -> str | None:
     try:
         code = file.read_bytes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(code)
+        tree = _parsed(code)
     except SyntaxError as error:
         line = f" in line {error.lineno}" if error.lineno else ""
         return f"{where} is not Python: {error.msg}{line}"

@@ -13,21 +13,21 @@ import re
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from plait.errors import PlanError, PlanProblem, PromptError
+from plait.errors import PlanError, PlanProblem, PromptError, nearest
 from plait.json_form import JsonValue
-from plait.runner.domain.dag import nearest
 from plait.runner.plan.plan_mistakes import describe, in_folder
 from plait.runner.plan.plan_models import MAX_MADE, FilesInput, RequiredInput, RowsInput
 from plait.runner.plan.plan_positions import (
     MAX_DEPTH,
     Source,
+    is_storable,
     nests_too_deep,
     not_json,
     read_value,
@@ -58,19 +58,22 @@ class SuppliedValues:
     """The input values of an existing run."""
 
 
-def input_values(declared: Mapping[str, Any], given: SuppliedValues, source: Source) -> dict[str, JsonValue]:
+def input_values(declared: Mapping[str, Any], supplied: SuppliedValues, source: Source) -> dict[str, JsonValue]:
     """Return the value of each declared input. Problems are added to `source.problems`, and the value is then None."""
     values: dict[str, JsonValue] = {}
     for name, default in declared.items():
         try:
-            values[name] = given.stored[name] if name in given.stored else _value(name, default, given)
-        except RowsError as error:
+            values[name] = supplied.stored[name] if name in supplied.stored else _value(name, default, supplied)
+        except PlanError as error:
             values[name] = None
-            source.problems += error.problems(_where(name, given))
+            source.problems += error.problems
         except ValueError as error:
             values[name] = None
-            source.problems.append(_problem(name, str(error), given, source))
-    for name in given.overrides.keys() - declared.keys():
+            if name in supplied.overrides:
+                source.problems.append(PlanProblem(str(error), _where(name, supplied), file=source.file))
+            else:
+                source.complain(("inputs", name), str(error))
+    for name in supplied.overrides.keys() - declared.keys():
         source.problems.append(PlanProblem(no_input(name, declared), f"--set {name}", file=source.file))
     return values
 
@@ -81,26 +84,20 @@ def no_input(name: str, declared: Mapping[str, Any]) -> str:
     return f"there is no input {name!r}{nearest(name, declared) or there_are}"
 
 
-def _problem(name: str, message: str, given: SuppliedValues, source: Source) -> PlanProblem:
-    if name in given.overrides:
-        return PlanProblem(message, _where(name, given), file=source.file)
-    return source.problem(("inputs", name), message)
+def _where(name: str, supplied: SuppliedValues) -> str:
+    return f"--set {name}" if name in supplied.overrides else spell(("inputs", name))
 
 
-def _where(name: str, given: SuppliedValues) -> str:
-    return f"--set {name}" if name in given.overrides else spell(("inputs", name))
-
-
-def _value(name: str, default: Any, given: SuppliedValues) -> JsonValue:
-    override = given.overrides.get(name)
+def _value(name: str, default: Any, supplied: SuppliedValues) -> JsonValue:
+    override = supplied.overrides.get(name)
     if isinstance(default, FilesInput):
         # Paths in the file are relative to the file; typed paths are relative to the current folder.
         if override is not None:
             return _read_files(default, Path(), _typed_path(override))
-        return _read_files(default, given.folder, default.files)
+        return _read_files(default, supplied.folder, default.files)
     if isinstance(default, RowsInput):
-        base, file = (given.folder, default.rows) if override is None else (Path(), _typed_path(override))
-        return read_rows(base, file, default.max_rows)
+        base, file = (supplied.folder, default.rows) if override is None else (Path(), _typed_path(override))
+        return read_rows(base, file, default.max_rows, _where(name, supplied))
     if isinstance(default, RequiredInput):
         if override is None:
             raise ValueError(f"this input has no default; give it with --set {name}=VALUE")
@@ -155,30 +152,30 @@ def _typed_path(text: str) -> str:
 
 
 def _read_files(spec: FilesInput, base: Path, pattern: str) -> JsonValue:
-    if "\0" in pattern:
-        raise ValueError("a file name cannot hold U+0000")
     try:
-        paths = _matches(base, pattern)
+        if (folder := base / pattern).is_dir():
+            paths = [path for path in folder.iterdir() if path.suffix.lower() in TEXT_SUFFIXES and path.is_file()]
+        else:
+            paths = _matches(base, pattern)
         if not paths:
             raise ValueError(f"no file matches {in_folder(pattern, base)}; name a folder or a glob such as docs/*.md")
         if len(paths) > spec.max_files:
             raise ValueError(
                 f"{pattern!r} matches {len(paths)} files, but max_files is {spec.max_files}; raise it or match fewer"
             )
+        paths.sort(key=lambda path: (path.name, str(path)))
         return [_read_file(path, base, spec.max_chars) for path in paths]
     except OSError as error:
         raise ValueError(f"cannot read {error.filename or pattern!r}: {error.strerror}") from error
 
 
 def _matches(base: Path, pattern: str) -> list[Path]:
+    """Return the file with the name `pattern`, or the files that match it as a glob."""
+    if "\0" in pattern:
+        raise ValueError("a file name cannot hold U+0000")
     named = base / pattern
-    if named.is_dir():
-        found = [path for path in named.iterdir() if path.suffix.lower() in TEXT_SUFFIXES]
-    elif named.is_file():
-        found = [named]
-    else:
-        found = [base / match for match in glob.glob(pattern, root_dir=base, recursive=True)]  # noqa: PTH207 - absolute globs too
-    return sorted((path for path in found if path.is_file()), key=lambda path: (path.name, str(path)))
+    matches = glob.glob(pattern, root_dir=base, recursive=True)  # noqa: PTH207 - absolute globs too
+    return [named] if named.is_file() else [path for match in matches if (path := base / match).is_file()]
 
 
 def _read_file(path: Path, base: Path, max_chars: int | None) -> JsonValue:
@@ -192,16 +189,17 @@ def _read_file(path: Path, base: Path, max_chars: int | None) -> JsonValue:
                 f"{named} has {size:,} characters, and a file may have {MOST_CHARACTERS:,}; split the file, or set "
                 "max_chars to read only its beginning"
             )
-    shown = path.relative_to(base) if path.is_relative_to(base) else path
+    relative = path.relative_to(base) if path.is_relative_to(base) else path
     # Names may contain undecodable bytes, and files may contain U+0000; neither can be stored.
-    name, where = (str(part).encode("utf-8", "replace").decode() for part in (path.name, shown.as_posix()))
+    name, where = (str(part).encode("utf-8", "replace").decode() for part in (path.name, relative.as_posix()))
     return {"name": name, "path": where, "text": text.replace("\0", "\ufffd")}
 
 
 MAX_BYTES = 64 * 1024 * 1024
 MOST_MISTAKES = 20
 """The maximum number of mistakes reported per file: a mistake in one row often recurs in all rows."""
-_SPACE = re.compile(r"[ \t\n\r]*")
+Rows: TypeAlias = "Iterator[tuple[int, JsonValue] | PlanProblem]"
+"""The rows of a file with the number of their line, and the mistakes in others, without the name of the file."""
 _SPECIAL = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFSOCK: "a socket",
@@ -210,48 +208,36 @@ _SPECIAL = {
 }
 
 
-class RowsError(ValueError):
-    """Raised if lines of `file` are unusable."""
+def read_rows(folder: Path, name: str, max_rows: int, where: str) -> list[JsonValue]:
+    """Return the rows of the file `name`, relative to `folder`. `where` is the path of the input in the plan.
 
-    def __init__(self, file: Path, mistakes: list[RowProblem]) -> None:
-        super().__init__(f"{file} has {len(mistakes)} unusable lines; line {mistakes[0].line}: {mistakes[0].message}")
-        self.file = file
-        self.mistakes = mistakes
-
-    def problems(self, where: str) -> list[PlanProblem]:
-        """Return the mistakes as problems of a plan, with positions in the file; `where` is the path of the input."""
-        return [PlanProblem(one.message, where, one.line, one.column, str(self.file)) for one in self.mistakes]
-
-
-def read_rows(folder: Path, name: str, max_rows: int) -> list[JsonValue]:
-    """Return the rows of the file `name`, relative to `folder`.
-
-    Raises RowsError for mistakes in lines, ValueError for a mistake of the whole file.
+    Raises PlanError for mistakes in lines, ValueError for a mistake of the whole file.
     """
     path = folder / name
     read = _READERS.get(path.suffix.lower())
     if read is None:
         ends = ", ".join(_READERS)
         raise ValueError(f"the name of a file of rows must end with {ends}, and {name!r} does not; convert the file")
-    found = read(_text(path, folder, name))
     rows: list[JsonValue] = []
-    mistakes: list[RowProblem] = []
-    for row in found:
-        if isinstance(row, RowProblem):
-            mistakes.append(row)
+    problems: list[PlanProblem] = []
+    entries = read(_text(path, folder, name, where))
+    for entry in entries:
+        if isinstance(entry, PlanProblem):
+            problems.append(entry)
+        elif message := _unusable(entry[1]):
+            problems.append(PlanProblem(message, line=entry[0]))
         else:
-            rows.append(row)
-        if len(mistakes) == MOST_MISTAKES or len(rows) > max_rows:
+            rows.append(entry[1])
+        if len(problems) == MOST_MISTAKES or len(rows) > max_rows:
             break
-    if mistakes:
-        if len(mistakes) == MOST_MISTAKES:
-            mistakes.append(replace(mistakes[-1], message=f"{MOST_MISTAKES} mistakes so far; the rest was not read"))
-        raise RowsError(path, mistakes)
+    if len(problems) == MOST_MISTAKES:
+        problems.append(replace(problems[-1], message=f"{MOST_MISTAKES} mistakes so far; the rest was not read"))
+    if problems:
+        raise PlanError(replace(problem, where=where, file=str(path)) for problem in problems)
     if not rows:
         raise ValueError(f"{name!r} holds no rows")
     if len(rows) > max_rows:
-        more = sum(1 for _ in islice(found, MAX_MADE - max_rows))
-        raise ValueError(_too_many(name, len(rows) + more, max_rows))
+        raise ValueError(_too_many(name, len(rows) + sum(1 for _ in islice(entries, MAX_MADE - max_rows)), max_rows))
     return rows
 
 
@@ -264,7 +250,7 @@ def _too_many(name: str, count: int, max_rows: int) -> str:
     )
 
 
-def _text(path: Path, folder: Path, name: str) -> str:
+def _text(path: Path, folder: Path, name: str, where: str) -> str:
     if "\0" in name:
         raise ValueError("a file name cannot hold U+0000")
     try:
@@ -283,161 +269,140 @@ def _text(path: Path, folder: Path, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n") + 1
-        raise RowsError(path, [RowProblem("this is not UTF-8; save the file as UTF-8", line)]) from error
+        problem = PlanProblem("this is not UTF-8; save the file as UTF-8", where, line, None, str(path))
+        raise PlanError([problem]) from error
 
 
-class _Json:
-    """Reader of JSON values that reports duplicate keys, where Python would silently use the last."""
-
-    def __init__(self) -> None:
-        self._twice: list[str] = []
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._mapping)
-
-    def _mapping(self, pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-        mapping = dict(pairs)
-        if len(mapping) < len(pairs):
-            self._twice += [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        return mapping
-
-    def read(self, text: str, at: int, line: int) -> tuple[JsonValue | RowProblem, int | None]:
-        """Return the value in `text` at index `at` in line `line`, and the end index (None if unknown)."""
-        self._twice.clear()
-        try:
-            value, end = self._decoder.raw_decode(text, at)
-        except json.JSONDecodeError as error:
-            first = text.count("\n", 0, at) + 1
-            return RowProblem(not_json(error), line + error.lineno - first, error.colno), None
-        except RecursionError:
-            return too_deep(line), None
-        except ValueError:
-            return RowProblem(too_many_digits(), line), None
-        if self._twice:
-            return RowProblem(f"key {self._twice[0]!r} stands here twice", line), end
-        return checked(value, line), end
+def _unusable(row: JsonValue) -> str | None:
+    """Return why a row cannot be the value of `{{ item }}`; None if it can."""
+    if row is None:
+        return "this row is null, and for_each cannot use null; remove the row"
+    if isinstance(row, dict) and {*map(type, row.values())} == {str}:  # a row of texts, in one search
+        texts = cast("Iterable[str]", chain.from_iterable(row.items()))
+        if is_storable("".join(texts)):
+            return None
+    if nests_too_deep(row):
+        return _TOO_DEEP
+    path, message = next(unstorable(row), ((), None))
+    return f"{spell(path)}: {message}" if path else message
 
 
-def _not_null(row: JsonValue | RowProblem, line: int) -> JsonValue | RowProblem:
-    return RowProblem("this row is null, and for_each cannot use null; remove the row", line) if row is None else row
-
-
-def _lines(text: str) -> Rows:
-    values = _Json()
-    for number, found in enumerate(LINE.finditer(text), 1):
-        line = found[0].rstrip("\r\n")
-        start = _after_space(line, 0)
+def _json_lines(text: str) -> Rows:
+    decoder = _Decoder()
+    for number, match in enumerate(_LINE.finditer(text), 1):
+        line = match[0].rstrip("\r\n")
+        start = _after_blanks(line, 0)
         if start == len(line):
             continue
-        value, end = values.read(line, start, number)
-        if end is not None and (more := _after_space(line, end)) < len(line):
-            yield RowProblem(
-                "this is not JSON: a line holds one value, and more text follows the value", number, more + 1
-            )
+        value, end = _json_at(decoder, line, start, number)
+        if end is not None and (rest := _after_blanks(line, end)) < len(line):
+            message = "this is not JSON: a line holds one value, and more text follows the value"
+            yield PlanProblem(message, line=number, column=rest + 1)
         else:
-            yield _not_null(value, number)
+            yield value
 
 
-def _list(text: str) -> Rows:
+def _json_list(text: str) -> Rows:
     text = text.replace("\r\n", "\n").replace("\r", "\n")  # no JSON value can contain CR
-    values, position = _Json(), _after_space(text, 0)
-    line = 1 + text.count("\n", 0, position)
-    if position == len(text):
+    start = _after_blanks(text, 0)
+    if start == len(text):
         return
-    if text[position] != "[":
-        value, _ = values.read(text, position, line)
-        held = describe(value)
-        message = f"a .json file of rows must hold a list, not {held}; for one value per line, use a .jsonl file"
-        yield value if isinstance(value, RowProblem) else RowProblem(message, line)
+    decoder = _Decoder()
+    line = 1 + text.count("\n", 0, start)
+    if text[start] != "[":
+        value, _ = _json_at(decoder, text, start, line)
+        if isinstance(value, tuple):
+            message = f"a .json file of rows must hold a list, not {describe(value[1])}; for one value per line, use a"
+            value = PlanProblem(f"{message} .jsonl file", line=line)
+        yield value
         return
     separator = "["
     while separator in {"[", ","}:
-        start, position = position, _after_space(text, position + 1)
-        line += text.count("\n", start, position)
-        if separator == "[" and text.startswith("]", position):
+        before, start = start, _after_blanks(text, start + 1)
+        line += text.count("\n", before, start)
+        if separator == "[" and text.startswith("]", start):
             separator = "]"
             break
-        value, end = values.read(text, position, line)
-        yield _not_null(value, line)
+        value, end = _json_at(decoder, text, start, line)
+        yield value
         if end is None:
             return
-        start, position = position, _after_space(text, end)
-        line += text.count("\n", start, position)
-        separator = text[position : position + 1]
+        before, start = start, _after_blanks(text, end)
+        line += text.count("\n", before, start)
+        separator = text[start : start + 1]
     if separator != "]":
-        yield RowProblem("this is not JSON: a comma or the list's end is missing", line)
-    elif (end := _after_space(text, position + 1)) < len(text):
-        yield RowProblem("this is not JSON: more text follows the list", 1 + text.count("\n", 0, end))
+        yield PlanProblem("this is not JSON: a comma or the list's end is missing", line=line)
+    elif (rest := _after_blanks(text, start + 1)) < len(text):
+        line += text.count("\n", start, rest)
+        yield PlanProblem("this is not JSON: more text follows the list", line=line)
 
 
-def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+class _Decoder(json.JSONDecoder):
+    """Notes the keys that stand `twice` in a mapping: Python would silently use the last."""
+
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=self._mapping)
+        self.twice: list[str] = []
+
+    def _mapping(self, pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+        if len(keys := dict(pairs)) < len(pairs):
+            self.twice += [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        return keys
 
 
-LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
+def _json_at(
+    decoder: _Decoder, text: str, start: int, line: int
+) -> tuple[tuple[int, JsonValue] | PlanProblem, int | None]:
+    """Return the value in `text` from index `start` on with its `line`, or the mistake, and the end if known."""
+    decoder.twice.clear()
+    try:
+        value, end = decoder.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        line += text.count("\n", start, error.pos)
+        return PlanProblem(not_json(error), line=line, column=error.colno), None
+    except RecursionError:
+        return PlanProblem(_TOO_DEEP, line=line), None
+    except ValueError:
+        return PlanProblem(too_many_digits(), line=line), None
+    if decoder.twice:
+        return PlanProblem(f"key {decoder.twice[0]!r} stands here twice", line=line), end
+    return (line, value), end
+
+
+def _after_blanks(text: str, start: int) -> int:
+    blanks = _BLANKS.match(text, start)
+    return blanks.end() if blanks else start
+
+
+_BLANKS = re.compile(r"[ \t\n\r]*")
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 """A line with its end: LF, CR or both."""
+_TOO_DEEP = f"this is nested deeper than {MAX_DEPTH} levels"
 
 
-@dataclass(frozen=True, slots=True)
-class RowProblem:
-    """A mistake in a line of the file."""
-
-    message: str
-    """The mistake, in words."""
-    line: int
-    """The line, from 1."""
-    column: int | None = None
-    """The column, from 1; None if unknown."""
-
-
-Rows: TypeAlias = "Iterator[JsonValue | RowProblem]"
-
-
-def too_deep(line: int) -> RowProblem:
-    """Return the mistake of a row nested too deep."""
-    return RowProblem(f"this is nested deeper than {MAX_DEPTH} levels", line)
-
-
-def checked(value: JsonValue, line: int) -> JsonValue | RowProblem:
-    """Return `value`, or the mistake if `value` contains something not allowed in a plan."""
-    if nests_too_deep(value):
-        return too_deep(line)
-    for path, message in unstorable(value):
-        return RowProblem(f"{spell(path)}: {message}" if path else message, line)
-    return value
-
-
-def table(text: str, delimiter: str) -> Rows:
-    """Yield the rows and mistakes of `text`, with fields separated by `delimiter`."""
+def _table(text: str, delimiter: str) -> Rows:
     # Strict: an unclosed quote would otherwise merge all following rows into a single field.
-    reader = csv.reader((found[0] for found in LINE.finditer(text)), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    while True:
-        line = reader.line_num + 1
-        try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            yield _broken(error, line, reader.line_num)
-            return
-        if fields is None:
-            return
-        # Spreadsheets append empty rows that consist of separators.
-        if not any(field.strip() for field in fields):
-            continue
-        if header is not None:
-            yield _row(header, fields, line)
-            continue
-        header = fields
-        if message := _wrong_header(header):
-            yield RowProblem(message, line)
-            return
-
-
-def _row(header: list[str], fields: list[str], line: int) -> JsonValue | RowProblem:
-    if len(fields) != len(header):
-        have = f"{len(fields)} field{'s' if len(fields) != 1 else ''}"
-        message = f"this row has {have}, and the header {len(header)}; put a field that contains a separator in quotes"
-        return RowProblem(message, line)
-    return checked(dict(zip(header, fields, strict=True)), line)
+    reader = csv.reader((match[0] for match in _LINE.finditer(text)), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    line = 1
+    try:
+        for fields in reader:
+            # Spreadsheets append empty rows that consist of separators.
+            if not any(field.strip() for field in fields):
+                pass
+            elif not header:
+                header = fields
+                if message := _wrong_header(header):
+                    yield PlanProblem(message, line=line)
+                    return
+            elif len(fields) != len(header):
+                count = f"{len(fields)} field{'s' if len(fields) != 1 else ''}, and the header {len(header)}"
+                yield PlanProblem(f"this row has {count}; put a field that contains a separator in quotes", line=line)
+            else:
+                yield line, dict(zip(header, fields, strict=True))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        yield _broken(error, line, reader.line_num)
 
 
 def _wrong_header(header: list[str]) -> str | None:
@@ -445,8 +410,8 @@ def _wrong_header(header: list[str]) -> str | None:
         return "the header begins with U+FEFF, a second byte order mark; save the file with one, or without"
     if re.fullmatch("sep=.?", "".join(header), re.IGNORECASE | re.DOTALL):
         return "only Excel reads this line; remove the line, so that the first line names the columns"
-    if len(header) == 1 and (found := re.search("[;\t]", header[0])):
-        return f"fields are separated by {found[0]!r} here; a .csv file has commas, a .tsv file has tabs"
+    if len(header) == 1 and (separator := re.search("[;\t]", header[0])):
+        return f"fields are separated by {separator[0]!r} here; a .csv file has commas, a .tsv file has tabs"
     for number, name in enumerate(header, 1):
         if not name.strip():
             return f"column {number} has no name; the first line names each column"
@@ -456,61 +421,51 @@ def _wrong_header(header: list[str]) -> str | None:
     return next((message for _, message in unstorable(list(header))), None)
 
 
-def _broken(error: csv.Error, first: int, last: int) -> RowProblem:
+def _broken(error: csv.Error, first: int, last: int) -> PlanProblem:
     """Return the mistake of a row that was read from line `first` to line `last`."""
     if "field larger" in str(error):
-        most = f"more than {csv.field_size_limit():,} characters"
-        return RowProblem(f"a field has {most}; is a quote missing? A .jsonl file may hold longer texts", first)
+        size = f"more than {csv.field_size_limit():,} characters"
+        return PlanProblem(f"a field has {size}; is a quote missing? A .jsonl file may hold longer texts", line=first)
     if "unexpected end" in str(error):
-        return RowProblem("a quote that is opened in this row is never closed", first)
-    return RowProblem(f"{error}; write a quote inside a quoted field twice", last)
+        return PlanProblem("a quote that is opened in this row is never closed", line=first)
+    return PlanProblem(f"{error}; write a quote inside a quoted field twice", line=last)
 
 
 _READERS: dict[str, Callable[[str], Rows]] = {
-    ".jsonl": _lines,
-    ".ndjson": _lines,
-    ".json": _list,
-    ".csv": partial(table, delimiter=","),
-    ".tsv": partial(table, delimiter="\t"),
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json_list,
+    ".csv": partial(_table, delimiter=","),
+    ".tsv": partial(_table, delimiter="\t"),
 }
 
 
+@dataclass(slots=True)
 class PlanFiles:
     """Finds the files of the tasks of a plan in `folder`. Each file is read once."""
 
-    def __init__(self, folder: Path, inputs: Mapping[str, JsonValue]) -> None:
-        self._folder = folder
-        self._inputs = inputs
-        self._found: dict[Path, TaskFile] = {}
+    folder: Path
+    inputs: Mapping[str, JsonValue]
+    _files: dict[Path, TaskFile] = field(init=False, default_factory=dict[Path, TaskFile])
 
     def find(self, written: str, item: JsonValue) -> list[TaskFile]:
         """Return the files that `written` names for an element `item` of an input. Raises ValueError for a name that
         is no input, and for files that are missing or cannot be used.
         """
-        pattern = self._rendered(written, item)
-        named = self._folder / pattern
-        matches = [named] if named.is_file() else [self._folder / one for one in self._glob(pattern)]
-        paths = sorted(path for path in matches if path.is_file())
-        if not paths:
-            raise ValueError(f"no file matches {in_folder(pattern, self._folder)}; check the path")
-        for path in paths:
-            if path not in self._found:
-                self._found[path] = find_file(path)
-        return [self._found[path] for path in paths]
-
-    def _glob(self, pattern: str) -> list[str]:
-        if "\0" in pattern:
-            raise ValueError("a file name cannot hold U+0000")
-        return glob.glob(pattern, root_dir=self._folder, recursive=True)  # noqa: PTH207 - absolute globs too
-
-    def _rendered(self, written: str, item: JsonValue) -> str:
-        values = {**self._inputs, "inputs": dict(self._inputs), **({} if item is None else {"item": item})}
+        values = {**self.inputs, "inputs": dict(self.inputs), **({} if item is None else {"item": item})}
         try:
             if unknown := sorted(names_used(written).names - values.keys()):
                 raise ValueError(
                     f"{{{{ {unknown[0]} }}}} is no input; files may name inputs, and with for_each over an input "
                     "{{ item }}; results of tasks are not known when the files are read"
                 )
-            return render(written, values)
+            pattern = render(written, values)
         except PromptError as error:
             raise ValueError(str(error)) from None
+        paths = sorted(_matches(self.folder, pattern))
+        if not paths:
+            raise ValueError(f"no file matches {in_folder(pattern, self.folder)}; check the path")
+        for path in paths:
+            if path not in self._files:
+                self._files[path] = find_file(path)
+        return [self._files[path] for path in paths]

@@ -1,41 +1,20 @@
-"""Errors of pydantic in plain words: the mistake, the value and the remedy; and a plan repaired for further checks."""
+"""Errors of pydantic in plain words: the mistake, the value and the remedy."""
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path as FilePath
-from typing import Any, cast
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from plait.backends.agents.agent_catalog import ACP_AGENTS
-from plait.backends.specs.backend_spec import RatePart
-from plait.errors import PlanProblem
-from plait.json_form import JsonValue
-from plait.runner.domain.dag import nearest
-from plait.runner.plan.plan_models import (
-    GIVEN_BY,
-    SPEC_CLASSES,
-    ChainPart,
-    DefaultsPart,
-    FilesInput,
-    FollowUpPart,
-    GrowthPart,
-    OrchestratePart,
-    PlanPart,
-    PricePart,
-    RequiredInput,
-    RetryPart,
-    RowsInput,
-    StepPart,
-    TaskPart,
-    input_kind,
-)
-from plait.runner.plan.plan_positions import Path, Source
+from plait.errors import nearest
+from plait.runner.plan.plan_models import CLASSES, INPUT_CLASSES, PlanPart, input_kind, keys_of
+from plait.runner.plan.plan_positions import Path, Source, value_at
 
 _KINDS_OF_VALUES = {
     "string_type": "text",
@@ -51,19 +30,6 @@ _KINDS_OF_VALUES = {
     "int_parsing": "a whole number",
     "float_parsing": "a number",
 }
-_ENTRIES: dict[tuple[object, ...], type[BaseModel]] = {
-    (): PlanPart,
-    ("defaults",): DefaultsPart,
-    ("growth",): GrowthPart,
-    ("orchestrate",): OrchestratePart,
-    ("workflow",): StepPart,
-    ("tasks",): TaskPart,
-    ("follow_ups",): ChainPart,
-    ("follow_ups", "steps"): FollowUpPart,
-}
-"""Models of mappings by path, without indexes."""
-_BY_KEY: dict[object, type[BaseModel]] = {"limits": RatePart, "retry": RetryPart}
-"""Models of further mappings, by key."""
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -72,25 +38,30 @@ _BOUNDS = {
 }
 
 
-def explain(error: ValidationError, source: Source) -> list[PlanProblem]:
-    """Return the problems in `error` with their positions in `source`."""
-    return [source.problem(path, words, at_key=at_key) for path, words, at_key in findings(error, source.value)]
+def explain(error: ValidationError, source: Source) -> None:
+    """Add the mistakes in `error` to those of `source`. What its reader refused is missing, and reported already."""
+    refused = source.wrong.copy()
+    for path, message, at_key in findings(error, source.value):
+        if path not in refused:
+            source.complain(path, message, at_key=at_key)
 
 
 def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str, bool]]:
     """Yield each finding of `error` about `whole`: path, message, and whether the key itself is the mistake. A missing
     key that is there misspelt is no finding of its own.
     """
-    found: list[tuple[Path, str, str]] = []
+    entries: list[tuple[Path, str, str]] = []
+    misspelt: set[Path] = set()
     for finding in error.errors(include_url=False):
         path, kind = real_path(finding["loc"]), finding["type"]
         if kind == "union_tag_invalid":
             path = (*path, "kind")
-        found.append((path, _message(kind, path, finding, whole), kind))
-    unknown = [(path[:-1], message) for path, message, kind in found if kind == "extra_forbidden"]
-    for path, message, kind in found:
-        hint = f"did you mean {path[-1]!r}?" if path else ""
-        if kind != "missing" or not any(beside == path[:-1] and hint in said for beside, said in unknown):
+        if kind == "extra_forbidden" and (model := model_at(path[:-1], whole)):
+            close = difflib.get_close_matches(str(path[-1]), keys_of(model), n=1)
+            misspelt |= {(*path[:-1], key) for key in close}
+        entries.append((path, _message(kind, path, finding, whole), kind))
+    for path, message, kind in entries:
+        if kind != "missing" or path not in misspelt:
             yield path, message, kind == "extra_forbidden"
 
 
@@ -116,7 +87,7 @@ def real_path(loc: Path) -> Path:
     """Return `loc` without the names of union members, inserted by pydantic after the key of the entry and after
     `base_url`.
     """
-    if len(loc) <= 2 or loc[0] not in {"inputs", "backends"}:
+    if len(loc) <= 2 or loc[0] not in {"inputs", *CLASSES}:
         return loc
     inside = loc[3:]
     return (*loc[:2], *inside[:1], *(inside[2:] if inside[0:1] == ("base_url",) else inside[1:]))
@@ -140,8 +111,8 @@ def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
         ),
         "literal_error": lambda: _literal(str(context["expected"]), value),
         "value_error": lambda: str(context["error"]),
-        "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(SPEC_CLASSES)}",
-        "union_tag_invalid": lambda: _unknown_kind(context["tag"]),
+        "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(CLASSES[str(path[0])])}",
+        "union_tag_invalid": lambda: _unknown_kind(context["tag"], CLASSES[str(path[0])]),
         "too_short": lambda: f"has {len(value)} entries, and needs at least {context['min_length']}",
         "too_long": lambda: f"has {len(value)} entries, and at most {context['max_length']} are allowed",
         "string_pattern_mismatch": lambda: _does_not_fit(path, value, whole),
@@ -173,17 +144,17 @@ def _not_one_of(allowed: list[str], value: object) -> str:
     return f"must be one of {', '.join(allowed)}, not {describe(value)}{hint}"
 
 
-def _unknown_kind(kind: str) -> str:
+def _unknown_kind(kind: str, kinds: Iterable[str]) -> str:
     if kind in ACP_AGENTS:
         return f"{kind!r} is an agent of `kind: acp`; write `kind: acp` and `agent: {kind}`"
-    return _not_one_of(list(SPEC_CLASSES), kind)
+    return _not_one_of(list(kinds), kind)
 
 
 def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
-    known = list(model.model_fields) if model else []
-    if hint := nearest(key, known):
+    keys = list(keys_of(model)) if model else []
+    if hint := nearest(key, keys):
         return f"unknown key {key!r}{hint}"
-    advice = f"there are {', '.join(known)}" if known else "remove it"
+    advice = f"there are {', '.join(keys)}" if keys else "remove it"
     return f"unknown key {key!r}; {advice}"
 
 
@@ -198,86 +169,27 @@ def _does_not_fit(path: Path, value: object, whole: object) -> str:
 
 def model_at(path: Path, whole: object) -> type[BaseModel] | None:
     """Return the model of the mapping at `path`; None if unknown."""
-    if model := _ENTRIES.get(tuple(part for part in path if not isinstance(part, int))):
-        return model
+    model: type[BaseModel] | None = PlanPart
+    keys = list(path)
     match path:
-        case ("prices", _):
-            return PricePart
-        case ("backends", _):
-            return SPEC_CLASSES.get(str(_value_at((*path, "kind"), whole)))
-        case ("inputs", _):
-            shapes: dict[str, type[BaseModel]] = {"files": FilesInput, "rows": RowsInput}
-            return shapes.get(input_kind(_value_at(path, whole)), RequiredInput)
-        case _:
-            return _BY_KEY.get(path[-1])
-
-
-def _value_at(path: Path, value: Any) -> Any:
-    for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return value
-
-
-_ROUNDS = 3  # a corrected key may turn out to have a wrong value
-
-
-def salvage(value: JsonValue, error: ValidationError) -> tuple[PlanPart | None, set[int]]:
-    """Return a repaired plan, if possible, and the indexes of tasks whose dependencies were lost."""
-    whole: Any = copy.deepcopy(value)
-    lost: set[int] = set()
-    for _ in range(_ROUNDS):
-        if not any(isinstance(whole.get(key), list | dict) for key in GIVEN_BY):
-            return None, lost
-        # Backwards, to keep the indexes of the remaining findings valid.
-        for finding in reversed(error.errors(include_url=False, include_input=False)):
-            _mend(whole, real_path(finding["loc"]), finding["type"], lost)
-        try:
-            return PlanPart.model_validate(whole), lost
-        except ValidationError as next_error:
-            error = next_error
-    return None, lost
-
-
-def _mend(whole: Any, path: tuple[str | int, ...], kind: str, lost: set[int]) -> None:
-    match path:
-        case ("tasks", int() as index, *rest):
-            lost |= {index} if rest[:1] in (["depends_on"], ["continues"]) else set()
-            _mend_part(whole["tasks"], index, rest, {"id": f"task-{index}-of-the-plan", "prompt": "?"}, TaskPart, kind)
-        case ("workflow", int() as index, *rest):
-            _mend_part(whole["workflow"], index, rest, {"name": "a-step-of-the-plan", "prompt": "?"}, StepPart, kind)
-        case ("orchestrate", *rest) if rest:
-            _mend_part(whole, "orchestrate", rest, {"goal": "the goal"}, OrchestratePart, kind)
-        case ("inputs", name, *_):
-            whole["inputs"][name] = None
-        case ("backends", name, *_):
-            whole["backends"][name] = {"kind": "function", "call": "module:function"}
-        case (name, *_):
-            _take_out(whole, str(name), PlanPart)
+        case ("backends" | "hosts" as key, _, *keys):
+            model = CLASSES[key].get(str(value_at((*path[:2], "kind"), whole)))
+        case ("inputs", _, *keys):
+            model = INPUT_CLASSES.get(input_kind(value_at(path[:2], whole)))
         case _:
             pass
+    while keys and model:
+        name = keys.pop(0)
+        if isinstance(name, str):
+            annotation = model.model_fields[name].annotation if name in model.model_fields else None
+            if get_origin(annotation) is dict and keys:
+                keys.pop(0)
+            model = _model_in(annotation)
+    return model
 
 
-def _mend_part(
-    owner: Any, place: Any, rest: list[str | int], needed: Mapping[str, str], model: type[BaseModel], kind: str
-) -> None:
-    """Repair the part at `place` of `owner` with the values of `needed`; replace what is no mapping."""
-    part: Any = owner[place]
-    if not rest or not isinstance(part, dict):
-        owner[place] = dict(needed)
-    elif (key := str(rest[0])) not in needed:
-        _take_out(part, key, model)  # pyright: ignore[reportUnknownArgumentType]
-    elif not (len(rest) == 1 and kind == "missing" and cast("dict[str, Any]", part).get(key)):
-        # A value that stands there was moved from a misspelt key.
-        part[key] = needed[key]
-
-
-def _take_out(mapping: dict[str, Any], key: str, model: type[BaseModel]) -> None:
-    """Remove `key`. The value of a misspelt key moves to the correct key."""
-    value = mapping.pop(key, None)
-    known = model.model_fields
-    close = difflib.get_close_matches(key, known, n=1)
-    if key not in known and close and close[0] not in mapping:
-        mapping[close[0]] = value
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field, or of the entries of its list or mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from plait.backends.specs.build_backend import BackendSpec, LocalSpec
-from plait.errors import DAGError, Problem, PromptError
+from plait.backends.specs.backend_specs import BackendSpec, LocalSpec
+from plait.errors import DAGError, Problem, PromptError, nearest
 from plait.json_form import JsonInput, JsonValue
-from plait.runner.domain.dag import DAG, nearest, sort_names
+from plait.runner.domain.dag import DAG
 from plait.runner.plan.plan_models import MAX_GOAL, DefaultsPart, FollowUpPart, OrchestratePart, PlanPart, StepPart
 from plait.runner.plan.plan_positions import Path, Source
-from plait.runner.plan.plan_tasks import check_schema, function_of, line_in, retry_of, used_name
-from plait.runner.policies.follow_ups import FollowUp, FollowUps
+from plait.runner.plan.plan_tasks import check_schema, function_of, retry_of
+from plait.runner.policies.follow_ups import FollowUp, FollowUps, chain_problems
 from plait.runner.policies.goal_messages import INPUTS, Team
 from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy
-from plait.runner.policies.step_workflow import Step, Workflow
+from plait.runner.policies.step_workflow import Step, Workflow, step_problems
 from plait.runner.prompts.prompt_template import is_plain, parse_names, render
 from plait.task import NO_PROMPT, FailureMode, GrowthLimits
 
@@ -32,16 +32,10 @@ def workflow_of(plan: PlanPart, name: str, source: Source) -> Workflow | None:
     before, parts = len(source.problems), plan.workflow
     if "failure_mode" in plan.defaults.model_fields_set:
         message = "applies to `tasks`; a step of `workflow` has on_error, so leave it out"
-        source.problems.append(source.problem(("defaults", "failure_mode"), message))
+        source.complain(("defaults", "failure_mode"), message)
     steps = [_step(part, ("workflow", index), plan, source) for index, part in enumerate(parts)]
-    names = [part.name for part in parts]
-    for index, step_name in enumerate(names):
-        if step_name in names[:index]:
-            message = f"two steps are called {step_name!r}; give each a name of its own"
-            source.problems.append(source.problem(("workflow", index, "name"), message))
-    if parts[0].continues:
-        message = "there is no step before the first to continue; leave it out"
-        source.problems.append(source.problem(("workflow", 0, "continues"), message))
+    for index, field, message in step_problems([(part.name, part.continues) for part in parts]):
+        source.complain(("workflow", index, field), message)
     if len(source.problems) > before:
         return None
     return Workflow([step for step in steps if step is not None], name=name)
@@ -55,7 +49,7 @@ def workflow_dag(
         first = workflow.dag(inputs)
     except DAGError as error:
         for problem in error.problems:
-            _report(problem, workflow, inputs, source)
+            _report(problem, workflow, source)
         return None
     return DAG(first.tasks, name=first.name, inputs=inputs, growth=growth)
 
@@ -66,38 +60,37 @@ def _step(part: StepPart, path: Path, plan: PlanPart, source: Source) -> Step | 
     if not part.prompt.strip():
         backend = None if part.continues else function_of(part, plan)
         if backend is None:
-            source.problems.append(source.problem((*path, "prompt"), NO_PROMPT))
+            source.complain((*path, "prompt"), NO_PROMPT)
             return None
     try:
         return Step(
             part.name,
             part.prompt,
-            backend,
-            part.on_error,
-            part.max_tries,
-            part.output_schema,
-            part.continues,
-            retry_of(part, plan.defaults),
-            plan.defaults.timeout if part.timeout is None else part.timeout,
+            backend=backend,
+            on_error=part.on_error,
+            max_tries=part.max_tries,
+            output_schema=part.output_schema,
+            continues=part.continues,
+            retry=retry_of(part, plan.defaults),
+            timeout=plan.defaults.timeout if part.timeout is None else part.timeout,
         )
     except ValueError as error:
-        source.problems.append(source.problem((*path, "name"), str(error)))
+        source.complain((*path, "name"), str(error))
         return None
 
 
-def _report(problem: Problem, workflow: Workflow, inputs: Mapping[str, JsonValue], source: Source) -> None:
+def _report(problem: Problem, workflow: Workflow, source: Source) -> None:
     if problem.position is None:
-        named = next((name for name in inputs if problem.field == "inputs" and repr(name) in problem.message), None)
-        path: Path = ("inputs", named) if named is not None else ()
-        source.problems.append(source.problem(path, problem.message))
+        source.complain(("inputs", problem.name) if problem.name is not None else (), problem.message)
         return
     field = _FIELDS.get(problem.field or "", problem.field)
     path = ("workflow", problem.position, *((field,) if field else ()))
     message = problem.message
-    if (used := used_name(message)) in {step.name for step in workflow.steps()[problem.position + 1 :]}:
-        message = f"the prompt uses {{{{ {used} }}}}, which is a later step; a step can use inputs and earlier steps"
-    line = problem.line or line_in(workflow.steps()[problem.position].prompt, problem.message)
-    source.problems.append(source.problem(path, message, line=line))
+    if problem.name in {step.name for step in workflow.steps()[problem.position + 1 :]}:
+        message = (
+            f"the prompt uses {{{{ {problem.name} }}}}, which is a later step; a step can use inputs and earlier steps"
+        )
+    source.complain(path, message, line=problem.line)
 
 
 _CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
@@ -110,12 +103,12 @@ def orchestrator_of(
     before = len(source.problems)
     for name in sorted(defaults.model_fields_set - {"backend"}):
         message = "applies to tasks of the plan, and the tasks of `orchestrate` are planned later; leave it out"
-        source.problems.append(source.problem(("defaults", name), message))
+        source.complain(("defaults", name), message)
     goal = _goal(part.goal, inputs, source)
     team = Team(part.planner, part.executor, part.reflector, part.registry)
     for name in INPUTS & inputs.keys():
         message = f"the prompts of `orchestrate` use the name {name!r} themselves; rename the input"
-        source.problems.append(source.problem(("inputs", name), message, at_key=True))
+        source.complain(("inputs", name), message, at_key=True)
     if len(source.problems) > before:
         return None
     return OrchestratorPolicy(goal, LoopLimits(part.max_iterations, part.reflect_every, part.max_tasks), team)
@@ -163,7 +156,7 @@ def _goal(text: str, inputs: Mapping[str, JsonValue], source: Source) -> str:
             elif not goal.strip():
                 message = "the goal is empty; state the goal in a sentence"
     if message:
-        source.problems.append(source.problem(("orchestrate", "goal"), message, line=line))
+        source.complain(("orchestrate", "goal"), message, line=line)
     return goal
 
 
@@ -174,75 +167,50 @@ def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
     for index, chain in enumerate(part.follow_ups):
         path: Path = ("follow_ups", index)
         if chain.after in chains:
-            _complain(source, (*path, "after"), f"there is a chain after {chain.after!r} already; merge the two")
-        if not chain.steps:
-            _complain(
-                source, (*path, "steps"), "the chain has no step; add one, or leave `steps` out for the default two"
-            )
-        _check_roles(source, (*path, "steps"), chain.steps)
+            source.complain((*path, "after"), f"there is a chain after {chain.after!r} already; merge the two")
         made = (_made(step, (*path, "steps", n), part, source) for n, step in enumerate(chain.steps))
         chains[chain.after] = [step for step in made if step is not None]
-    _check_after(part, source)
+    roles = {chain.after: [step.role for step in chain.steps] for chain in part.follow_ups}
+    for after, path, message in chain_problems(roles):
+        index = next(n for n, chain in enumerate(part.follow_ups) if chain.after == after)
+        source.complain(("follow_ups", index, *path), message)
+    existing = {str(task.role or task.metadata.get("role") or "") for task in part.tasks}
+    existing |= {role for names in roles.values() for role in names}
+    for index, chain in enumerate(part.follow_ups):
+        # Tasks added later may have roles not present now.
+        if chain.after not in existing and (hint := nearest(chain.after, existing)):
+            source.complain(("follow_ups", index, "after"), f"no task has the role {chain.after!r}{hint}")
     return FollowUps(chains) if chains and len(source.problems) == before else None
 
 
 def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
     """Report the problems of the graph after the addition of all follow-ups."""
-    for mistake in follow_ups.mistakes(dag):
-        problem, task = mistake.problem, mistake.task
+    for task, after, index, problem in follow_ups.mistakes(dag):
         if task.id in dag.inputs:
-            message = f"input {task.id!r} is also the id of a follow-up; rename the input"
-            source.problems.append(source.problem(("inputs",), message))
+            source.complain(("inputs",), f"input {task.id!r} is also the id of a follow-up; rename the input")
             continue
-        chain = list(follow_ups.chains()).index(mistake.after)
-        path = ("follow_ups", chain, "steps", mistake.place, *((problem.field,) if problem.field else ()))
-        line = problem.line or line_in(task.prompt, problem.message)
-        source.problems.append(source.problem(path, problem.message, line=line))
+        chain = list(follow_ups.chains()).index(after)
+        path = ("follow_ups", chain, "steps", index, *((problem.field,) if problem.field else ()))
+        source.complain(path, problem.message, line=problem.line)
 
 
 def _made(step: FollowUpPart, path: Path, part: PlanPart, source: Source) -> FollowUp | None:
     check_schema(step.output_schema, (*path, "output_schema"), source)
     defaults = part.defaults
     for mistake in parse_names(step.prompt or "")[1]:
-        source.problems.append(source.problem((*path, "prompt"), str(mistake), line=mistake.line))
+        source.complain((*path, "prompt"), str(mistake), line=mistake.line)
     try:
         return FollowUp(
             step.role,
             step.prompt or "",
-            step.backend,
-            FailureMode(step.failure_mode or defaults.failure_mode),
-            step.output_schema,
-            retry_of(step, defaults),
-            defaults.timeout if step.timeout is None else step.timeout,
+            backend=step.backend,
+            failure_mode=FailureMode(step.failure_mode or defaults.failure_mode),
+            output_schema=step.output_schema,
+            retry=retry_of(step, defaults),
+            timeout=defaults.timeout if step.timeout is None else step.timeout,
         )
     except PromptError:  # reported above
         return None
     except ValueError as error:
-        _complain(source, (*path, "role"), str(error))
+        source.complain((*path, "role"), str(error))
     return None
-
-
-def _check_roles(source: Source, path: Path, steps: list[FollowUpPart]) -> None:
-    roles = [step.role for step in steps]
-    for place, role in enumerate(roles):
-        if role in roles[:place]:
-            _complain(source, (*path, place, "role"), f"role {role!r} is in this chain already; rename the role")
-
-
-def _check_after(part: PlanPart, source: Source) -> None:
-    """Report cycles of roles, and roles that look like misspellings."""
-    after = {chain.after: [step.role for step in chain.steps] for chain in part.follow_ups}
-    for circle in sort_names(after)[1]:
-        place = next(n for n, chain in enumerate(part.follow_ups) if chain.after in circle)
-        message = f"these roles form a cycle: {' -> '.join(circle)}; remove one of these steps"
-        _complain(source, ("follow_ups", place, "after"), message)
-    known = {str(task.role or task.metadata.get("role") or "") for task in part.tasks}
-    known |= {role for roles in after.values() for role in roles}
-    for index, chain in enumerate(part.follow_ups):
-        # Tasks added later may have roles not present now.
-        if chain.after not in known and (hint := nearest(chain.after, known)):
-            _complain(source, ("follow_ups", index, "after"), f"no task has the role {chain.after!r}{hint}")
-
-
-def _complain(source: Source, path: Path, message: str) -> None:
-    source.problems.append(source.problem(path, message))

@@ -48,20 +48,71 @@ class Source:
     blocks: set[Path] = field(default_factory=set[Path])
     """Paths of block texts, which begin on the line after their position."""
     problems: list[PlanProblem] = field(default_factory=list[PlanProblem])
-    """Mistakes found without stopping the reading."""
+    """The mistakes up to now."""
+    wrong: set[Path] = field(default_factory=set[Path])
+    """The paths of `problems`."""
+    within: Path = ()
+    """The path in the file of a plan that stands within another one."""
+    file_lines: dict[Path, list[tuple[str, int]]] = field(default_factory=dict[Path, "list[tuple[str, int]]"])
+    """The file and the line there of each line of a prompt from files, by path."""
 
-    def problem(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> PlanProblem:
-        """Return a problem at `path`, or at the closest enclosing value with a position. `line` counts within a text,
+    def below(self, path: Path) -> Source:
+        """Return the plan that stands at `path`. Its problems are problems of this one."""
+        depth = len(path)
+        values, keys = (
+            {one[depth:]: place for one, place in places.items() if one[:depth] == path}
+            for places in (self.values, self.keys)
+        )
+        blocks, wrong = ({one[depth:] for one in paths if one[:depth] == path} for paths in (self.blocks, self.wrong))
+        within = (*self.within, *path)
+        lines = {one[depth:]: places for one, places in self.file_lines.items() if one[:depth] == path}
+        return Source(
+            self.file,
+            self.at(path),
+            values=values,
+            keys=keys,
+            blocks=blocks,
+            problems=self.problems,
+            wrong=wrong,
+            within=within,
+            file_lines=lines,
+        )
+
+    def complain(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> None:
+        """Add a problem at `path`, or at the closest enclosing value with a position. `line` counts within a text,
         from 1.
         """
-        place = self.keys.get(path) if at_key else None
+        if path and isinstance(path[-1], int) and not isinstance(self.at(path[:-1]), list):
+            path = path[:-1]  # a single value in place of a list
+        position = self.keys.get(path) if at_key else None
         for length in range(len(path), -1, -1):
-            place = place or self.values.get(path[:length])
-        if place and line and path in self.values:
-            first = place[0] + (1 if path in self.blocks else 0)
-            place = (first + line - 1, 1) if path in self.blocks or line > 1 else place
-        line, column = place or (None, None)
-        return PlanProblem(message, spell(path), line, column, self.file)
+            position = position or self.values.get(path[:length])
+        if position and line and path in self.values:
+            first = position[0] + (1 if path in self.blocks else 0)
+            position = (first + line - 1, 1) if path in self.blocks or line > 1 else position
+        places = self.file_lines.get(path, [])
+        in_file = places[line - 1] if line and line <= len(places) else None
+        line, column = position or (None, None)
+        where = spell((*self.within, *path))
+        if in_file is not None:
+            self.problems.append(PlanProblem(message, where, in_file[1], None, in_file[0]))
+        else:
+            self.problems.append(PlanProblem(message, where, line, column, self.file))
+        self.wrong.add(path)
+
+    def at(self, path: Path) -> Any:
+        """Return the value at `path`; None if there is none."""
+        return value_at(path, self.value)
+
+
+def value_at(path: Path, value: Any) -> Any:
+    """Return what stands at `path` of `value`; None if nothing does."""
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
 
 
 def read_source(
@@ -69,13 +120,13 @@ def read_source(
     *,
     format: str = "yaml",  # noqa: A002 - the plain word
     file: str = "plan",
-    most: int | None = MAX_BYTES,
+    max_bytes: int | None = MAX_BYTES,
 ) -> Source:
-    """Return the values of `data`, in the format `yaml`, `json` or `toml`, with at most `most` bytes.
+    """Return the values of `data`, in the format `yaml`, `json` or `toml`, with at most `max_bytes` bytes.
 
     Raises PlanError if the text is unreadable as a whole.
     """
-    text = _decode(data, file, most)
+    text = _decode(data, file, max_bytes)
     source = Source(file)
     if format == "json":
         _read_json(text, source)
@@ -83,7 +134,8 @@ def read_source(
         _read_toml(text, source)
     else:
         _YamlReader(text, source).read()
-    source.problems += [source.problem(path, message) for path, message in unstorable(source.value)]
+    for path, message in unstorable(source.value):
+        source.complain(path, message)
     return source
 
 
@@ -95,9 +147,9 @@ def read_value(text: str) -> JsonValue:
     return source.value
 
 
-def _decode(data: str | bytes, file: str, most: int | None) -> str:
+def _decode(data: str | bytes, file: str, max_bytes: int | None) -> str:
     size = len(data) if isinstance(data, bytes) else len(data.encode("utf-8", "surrogatepass"))
-    if most is not None and size > most:
+    if max_bytes is not None and size > max_bytes:
         raise PlanError(
             [PlanProblem(f"a plan may have 1 MiB, this one has {size:,} bytes; move data into input files", file=file)]
         )
@@ -108,14 +160,14 @@ def _decode(data: str | bytes, file: str, most: int | None) -> str:
         message = f"the file is not UTF-8 (byte {error.start}); save it as UTF-8"
         raise PlanError([PlanProblem(message, line=line, column=1, file=file)]) from error
     text = text.removeprefix("\ufeff")
-    if found := _FORBIDDEN.search(text):
-        line, column = _place_of(text, found.start())
-        message = f"the control character U+{ord(found[0]):04X} is not allowed; remove it"
+    if character := _FORBIDDEN.search(text):
+        line, column = _position_of(text, character.start())
+        message = f"the control character U+{ord(character[0]):04X} is not allowed; remove it"
         raise PlanError([PlanProblem(message, line=line, column=column, file=file)])
     return text
 
 
-def _place_of(text: str, position: int) -> tuple[int, int]:
+def _position_of(text: str, position: int) -> tuple[int, int]:
     return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
 
 
@@ -141,8 +193,8 @@ def _read_toml(text: str, source: Source) -> None:
     try:
         source.value = _plain(tomllib.loads(text), 0)
     except tomllib.TOMLDecodeError as error:
-        message, _, place = str(error).partition(" (at ")
-        numbers = [int(number) for number in re.findall(r"\d+", place)][:2]
+        message, _, position = str(error).partition(" (at ")
+        numbers = [int(number) for number in re.findall(r"\d+", position)][:2]
         _fail(source, f"this is not TOML: {message}", *numbers)
     except RecursionError:
         _fail(source, f"the plan is nested deeper than {MAX_DEPTH} levels")
@@ -248,6 +300,7 @@ class _YamlReader:
 
     def _complain(self, event: Any, message: str, path: Path) -> None:
         self._source.problems.append(PlanProblem(message, spell(path), *_at(event), file=self._source.file))
+        self._source.wrong.add(path)
 
 
 def _at(event: Any) -> tuple[int, int]:
@@ -270,16 +323,21 @@ MAX_DEPTH = 50
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
+def is_storable(text: str) -> bool:
+    """Return whether a store can keep all characters of `text`."""
+    return (text.isascii() and "\0" not in text) or not _UNSTORABLE.search(text)
+
+
 def unstorable(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, str]]:
     """Yield the path and a message for each part of `value` that no store can keep. Escapes can express characters that
     a file cannot contain.
     """
-    if isinstance(value, str) and _UNSTORABLE.search(value):
+    if isinstance(value, str) and not is_storable(value):
         yield path, "a text may not hold U+0000 or a lone surrogate; remove the character"
     elif isinstance(value, float) and not math.isfinite(value):
         yield path, f"{value} is not a number in JSON; write a finite number"
     for key, part in _parts(value):
-        if isinstance(key, str) and _UNSTORABLE.search(key):
+        if isinstance(key, str) and not is_storable(key):
             yield path, "a key may not hold U+0000 or a lone surrogate; remove the character"
         yield from unstorable(part, (*path, key))
 

@@ -12,8 +12,7 @@ else checks these prompts: a plain prompt is recognised by its text alone, where
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,22 +20,44 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from plait.backends.output_schema import schema_problem
-from plait.backends.specs.build_backend import FunctionSpec
-from plait.errors import Problem
-from plait.json_form import JsonValue
-from plait.runner.domain.dag import nearest, sort_names
-from plait.runner.domain.task_checks import MOST_HINTS, uses_itself
+from plait.backends.specs.backend_specs import FunctionSpec, only_backend
+from plait.errors import DAGError, PlanError, Problem, nearest
+from plait.json_form import JsonInput, JsonValue
+from plait.runner.domain.dag import DAG, sort_names
+from plait.runner.domain.prompt_values import parameter_name, with_arguments
+from plait.runner.domain.task_checks import MOST_HINTS, NOUNS, is_not_upstream, line_of, uses_itself
+from plait.runner.domain.votes import with_samples
 from plait.runner.plan.plan_inputs import PlanFiles
-from plait.runner.plan.plan_mistakes import describe, findings, salvage
-from plait.runner.plan.plan_models import MAX_MADE, DefaultsPart, FollowUpPart, PlanPart, StepPart, TaskPart
+from plait.runner.plan.plan_mistakes import describe, findings
+from plait.runner.plan.plan_models import (
+    MAX_MADE,
+    DefaultsPart,
+    FollowUpPart,
+    PlanPart,
+    StepPart,
+    TaskPart,
+    approximate_plan,
+)
 from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_positions import Source
-from plait.runner.prompts.prompt_template import check_plain, condition_names, parse_names
-from plait.task import DEFAULT_RETRY, NO_PROMPT, TASKS_SCHEMA, FailureMode, Retry, Task, TaskFile, lacks_prompt
+from plait.runner.prompts.prompt_template import check_plain, check_texts, condition_names, parse_names
+from plait.task import (
+    DEFAULT_RETRY,
+    NO_PROMPT,
+    TASKS_SCHEMA,
+    Call,
+    FailureMode,
+    GrowthLimits,
+    Retry,
+    Task,
+    TaskFile,
+    lacks_prompt,
+)
 
 _MOST_FIELDS = 20
 _MOST_NAMED = 10
-_USED = re.compile(r"the (?:prompt|condition) uses \{\{ (\S+) \}\}")
+_UPSTREAM = (("depends_on",), ("continues",))
+"""The ends of the paths of a task's dependencies."""
 
 
 class PlanTasks:
@@ -45,8 +66,21 @@ class PlanTasks:
     After an unknown name the checks continue with the closest known name, so a misspelling is reported only once.
     """
 
-    def __init__(self, part: PlanPart, inputs: dict[str, JsonValue], source: Source, folder: Path) -> None:
+    def __init__(
+        self,
+        part: PlanPart,
+        inputs: dict[str, JsonValue],
+        source: Source,
+        folder: Path,
+        *,
+        functions: Mapping[str, Sequence[tuple[str, bool]]] = {},
+        is_called: bool = False,
+    ) -> None:
         self.inputs = inputs
+        self._pilot: int | None = None
+        self._functions = functions
+        self._is_called = is_called
+        """Whether the tasks are those of a call in a run, so that the backends are those of the run."""
         self._files = PlanFiles(folder, inputs)
         self._source = source
         self._defaults = part.defaults
@@ -59,8 +93,27 @@ class PlanTasks:
         self._origins: list[tuple[int, bool]] = []
         self._by_id = {part.id: part for part in self._parts}
         self._hints = MOST_HINTS
+        self._complain = source.complain
+        self._lost = {
+            path[1] for path in source.wrong if path[:1] == ("tasks",) and path[1:] and path[2:3] in _UPSTREAM
+        }
+        """Indexes of the tasks with unreadable dependencies."""
 
-    def tasks(self) -> list[Task] | None:
+    def dag(self, name: str, growth: GrowthLimits | None) -> DAG | None:
+        """Return the graph; None with mistakes. The inputs of a pilot are those that its tasks go over."""
+        self._pilot = None if growth is None else growth.pilot
+        tasks = self._tasks()
+        if tasks is None:
+            return None
+        known = {name: items for name, items in self._items.items() if name in self.inputs}
+        try:
+            return DAG(tasks, name=name, inputs={**self.inputs, **known}, growth=growth)
+        except DAGError as error:
+            for problem in error.problems:
+                self._report(problem)
+            return None
+
+    def _tasks(self) -> list[Task] | None:
         """Return the tasks of the run; None if there would be far too many."""
         parts = self._with_unique_ids()
         names = {part.id for part in parts}
@@ -72,66 +125,81 @@ class PlanTasks:
         families = Families(parts, self._items)
         if not self._fits(*families.size()):
             return None
+        ids = {parameter_name(part.id): part.id for part in parts}
         tasks: list[Task] = []
         for index, part in enumerate(parts):
+            function = None if part.continues else function_of(part, self._plan)
+            parameters = self._functions.get(function or "", ())
+            takes_values = any(parameter != "prompt" for parameter, _ in parameters)
             if families.splits(part):
                 message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
                 self._complain(("tasks", index, "continues"), message)
             # Models need the format of added tasks. What a function returns is checked when its tasks are added.
-            is_planner = part.output == "tasks" and function_of(part, self._plan) is None
+            is_planner = part.output == "tasks" and function is None and not self._is_called
             asks_for = TASKS_SCHEMA if is_planner else None
             for member in families.members(part):
                 files = self._found_files(index, part, member) or part.files
-                tasks.append(make_task(part, member, self._defaults, asks_for=asks_for, files=files))
-                self._origins.append((index, member.first))
+                task = make_task(part, member, self._defaults, asks_for=asks_for, files=files)
+                task = with_arguments(task, parameters, self.inputs, ids) if takes_values else task
+                for number, each in enumerate([task] if task.repeat == 1 else with_samples([task])):
+                    tasks.append(each)
+                    is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
+                    self._origins.append((index, member.first and is_first))
         return tasks
 
     def _found_files(self, index: int, part: TaskPart, member: Member) -> tuple[TaskFile, ...]:
-        found: dict[TaskFile, None] = {}
-        for place, written in enumerate(part.files):
+        files: dict[TaskFile, None] = {}
+        for position, pattern in enumerate(part.files):
             try:
-                found |= dict.fromkeys(self._files.find(written, member.item))
+                files |= dict.fromkeys(self._files.find(pattern, member.item))
             except ValueError as error:
-                path: Where = ("tasks", index, "files", place)
-                self._complain(path if path in self._source.values else path[:3], str(error))
-        return tuple(found)
+                self._complain(("tasks", index, "files", position), str(error))
+        return tuple(files)
 
     def _with_prompt(self, index: int, part: TaskPart) -> TaskPart:
         """Return the part with a prompt, with files, or with the name of a function, which may need none."""
-        if part.prompt.strip() or part.files:
+        if part.prompt.strip() or part.files or part.run or part.plan or part.loop:
+            return part
+        if self._is_called and part.backend:  # a function, as the plan was checked when it was read
             return part
         if not part.continues and (function := function_of(part, self._plan)) is not None:
             return part.model_copy(update={"backend": function})
         self._complain(("tasks", index, "prompt"), NO_PROMPT)
         return part.model_copy(update={"prompt": part.id})
 
-    def report(self, problems: Iterable[Problem], lost: set[int]) -> None:
-        """Add the problems of the graph with their positions. `lost` holds the tasks with unreadable dependencies."""
-        for problem in problems:
-            if problem.position is None:
-                self._complain(*self._place_of_input(problem))
-                continue
-            index, first = self._origins[problem.position]
-            # Members of a family share prompt and dependencies, and therefore mistakes. Aliases are generated; a wrong
-            # alias follows from a mistake already reported.
-            # Schemas are checked with their positions.
-            known = problem.field in {"aliases", "output_schema"}
-            if first and not known and not (index in lost and "not upstream" in problem.message):
-                path: Where = ("tasks", index, *((problem.field,) if problem.field else ()))
-                text = self._parts[index].when if problem.field == "when" else self._parts[index].prompt
-                line = problem.line or line_in(text or "", problem.message)
-                self._complain(path, self._with_family_name(problem), line=line)
+    def _report(self, problem: Problem) -> None:
+        """Report a problem of the graph, unless it follows from one that is reported already."""
+        if problem.position is None:
+            named = ("inputs", problem.name) if problem.name is not None else (problem.field,) if problem.field else ()
+            self._complain(named, problem.message)
+            return
+        index, first = self._origins[problem.position]
+        # Members of a family share prompt and dependencies, and therefore mistakes. Aliases are generated; a wrong
+        # alias follows from a mistake already reported. Schemas are checked with their positions.
+        follows = problem.field in {"aliases", "output_schema"} or (problem.lacks_dependency and index in self._lost)
+        if first and not follows:
+            path: Where = ("tasks", index, *((problem.field,) if problem.field else ()))
+            if problem.field == "with" and self._parts[index].loop:
+                path = ("tasks", index, "loop", "with")
+            self._complain(path, self._with_family_name(problem, self._parts[index].id), line=problem.line)
 
-    def _complain(self, path: Where, message: str, *, line: int | None = None) -> None:
-        self._source.problems.append(self._source.problem(path, message, line=line))
+    def _with_family_name(self, problem: Problem, task_id: str) -> str:
+        """Return the message with the name of the family. The graph contains only members, while the prompt names the
+        family.
+        """
+        family = self._by_id.get(problem.name or "")
+        if family is None or family.for_each not in self._items:
+            return problem.message
+        noun = NOUNS[problem.field or "prompt"]
+        return uses_itself(family.id, noun) if family.id == task_id else is_not_upstream(family.id, noun)
 
     def _with_unique_ids(self) -> list[TaskPart]:
         first: dict[str, int] = {}
         parts: list[TaskPart] = []
         for index, part in enumerate(self._parts):
             if part.id in first:
-                place = self._source.values.get(("tasks", first[part.id], "id"))
-                where = f"in line {place[0]}" if place else f"of task {first[part.id] + 1}"
+                position = self._source.values.get(("tasks", first[part.id], "id"))
+                where = f"in line {position[0]}" if position else f"of task {first[part.id] + 1}"
                 self._complain(("tasks", index, "id"), f"id {part.id!r} is used twice; the first is {where}")
                 parts.append(part.model_copy(update={"id": f"task-{index}-of-the-plan"}))
             else:
@@ -139,21 +207,18 @@ class PlanTasks:
                 parts.append(part)
         return parts
 
-    def _repaired(self, index: int, part: TaskPart, known: set[str]) -> TaskPart:
+    def _repaired(self, index: int, part: TaskPart, names: set[str]) -> TaskPart:
         depends_on: list[str] = []
-        for place, name in enumerate(part.depends_on):
-            path: Where = ("tasks", index, "depends_on", place)
-            # A single name may appear without a list; TOML has no positions at all.
-            single = bool(self._source.values) and path not in self._source.values
-            depends_on += self._known_name(path[:3] if single else path, name, known)
-        after = self._known_name(("tasks", index, "continues"), part.continues, known) if part.continues else []
+        for position, name in enumerate(part.depends_on):
+            depends_on += self._known_name(("tasks", index, "depends_on", position), name, names)
+        after = self._known_name(("tasks", index, "continues"), part.continues, names) if part.continues else []
         return part.model_copy(update={"depends_on": depends_on, "continues": after[0] if after else None})
 
-    def _known_name(self, path: Where, name: str, known: set[str]) -> list[str]:
-        if name in known:
+    def _known_name(self, path: Where, name: str, names: set[str]) -> list[str]:
+        if name in names:
             return [name]
         self._hints -= 1
-        close = difflib.get_close_matches(name, known, n=1) if self._hints >= 0 else []
+        close = difflib.get_close_matches(name, names, n=1) if self._hints >= 0 else []
         others = [task_id for task_id in self._by_id if task_id != self._parts[int(path[1])].id]
         hint = nearest(name, close)
         if not hint and 0 < len(others) <= _MOST_NAMED:
@@ -198,7 +263,7 @@ class PlanTasks:
             )
             self._complain(path, f"unknown input or task {name!r}{hint}")
         elif isinstance(value, list) and value and None not in value:
-            self._items[name] = value
+            self._items[name] = value if self._pilot is None else value[: self._pilot]
             self._check_fields(index, part, name, value)
         elif isinstance(value, list):
             what = f"element {value.index(None) + 1} of input {name!r} is null" if value else f"input {name!r} is empty"
@@ -216,15 +281,23 @@ class PlanTasks:
         fields = self._fields[name]
         more = ", ..." if len(fields) > _MOST_FIELDS else ""
         have = ", ".join(map(describe, list(fields)[:_MOST_FIELDS])) + more if fields else "no fields"
-        texts = [("prompt", "prompt", part.prompt, parse_names(part.prompt)[0])]
+        texts = [("prompt", part.prompt, parse_names(part.prompt)[0])]
         if part.when is not None:
-            texts.append(("when", "condition", part.when, condition_names(part.when)[0]))
-        for key, noun, text, used in texts:
+            texts.append(("when", part.when, condition_names(part.when)[0]))
+        texts += [("run", word, parse_names(word)[0]) for word in part.run]
+        if part.check is not None:
+            texts += [("check", text, names) for text, names, _ in check_texts(part.check.check())]
+        call = call_of(part)
+        texts += [("with", word, parse_names(word)[0]) for word in (() if call is None else call.texts)]
+        for key, text, used in texts:
             for field in sorted(used.item - fields.keys()):
                 path = f"item.{field}" if field.isidentifier() else f"item[{field!r}]"
-                message = f"the {noun} uses {{{{ {path} }}}}, but no element of input {name!r} has that field"
-                line = line_in(text, message)
-                self._complain(("tasks", index, key), f"{message}; they have {have}{nearest(field, fields)}", line=line)
+                message = f"the {NOUNS[key]} uses {{{{ {path} }}}}, but no element of input {name!r} has that field"
+                line = line_of(path, text)
+                where: Where = ("loop", key) if key == "with" and part.loop else (key,)
+                self._complain(
+                    ("tasks", index, *where), f"{message}; they have {have}{nearest(field, fields)}", line=line
+                )
 
     def _check_role(self, index: int, part: TaskPart) -> None:
         if part.role is not None and part.metadata.get("role", part.role) != part.role:
@@ -238,43 +311,15 @@ class PlanTasks:
         self._complain(("tasks",), f"{message} are possible")
         return False
 
-    def _place_of_input(self, problem: Problem) -> tuple[Where, str]:
-        for name in self.inputs:
-            if problem.field == "inputs" and repr(name) in problem.message:
-                return ("inputs", name), problem.message
-        return ((problem.field,) if problem.field else ()), problem.message
-
-    def _with_family_name(self, problem: Problem) -> str:
-        """Return the message with the name of the family. The graph contains only members, while the prompt names the
-        family.
-        """
-        used, noun = _USED.search(problem.message), "condition" if problem.field == "when" else "prompt"
-        named = self._by_id.get(used[1]) if used else None
-        if used and named is not None and named.for_each in self._items and "neither a task nor" in problem.message:
-            if problem.position is not None and self._parts[self._origins[problem.position][0]].id == used[1]:
-                return uses_itself(used[1], noun)
-            return f"the {noun} uses {{{{ {used[1]} }}}}, but {used[1]!r} is not upstream; add it to depends_on"
-        return problem.message
-
 
 def function_of(part: TaskPart | StepPart, plan: PlanPart) -> str | None:
-    """Return the name of the backend of `part` if the backend is a function; None for any other backend."""
-    only = next(iter(plan.backends)) if len(plan.backends) == 1 else None
-    name = part.backend or plan.defaults.backend or only
+    """Return the name of the backend of `part` if the backend is a function; None for any other backend, and for a
+    command or a call, which have none.
+    """
+    if isinstance(part, TaskPart) and (part.run or part.plan or part.loop):
+        return None
+    name = part.backend or plan.defaults.backend or only_backend(plan.backends)
     return name if name is not None and isinstance(plan.backends.get(name), FunctionSpec) else None
-
-
-def used_name(message: str) -> str | None:
-    """Return the name in a prompt that `message` reports."""
-    used = _USED.search(message)
-    return used[1] if used else None
-
-
-def line_in(prompt: str, message: str) -> int | None:
-    """Return the line of the prompt with the name reported in `message`."""
-    used = used_name(message)
-    found = re.search(rf"(?<![\w.-]){re.escape(used)}(?![\w-])", prompt) if used else None
-    return prompt.count("\n", 0, found.start()) + 1 if found else None
 
 
 def make_task(
@@ -313,7 +358,33 @@ def make_task(
         for_each=member.for_each,
         adds_tasks=part.output == "tasks",
         files=tuple(files),
+        run=tuple(part.run),
+        codes=part.codes,
+        call=call_of(part),
+        check=None if part.check is None else part.check.check(),
+        join=part.join,
+        race=part.race,
+        repeat=part.repeat,
+        vote=None if part.vote is None else part.vote.vote(),
     )
+
+
+def call_of(part: TaskPart) -> Call | None:
+    """Return the call of a plan that is written out; None for another task."""
+    if part.loop is not None:
+        return Call(part.loop.plan, part.loop.with_, part.loop.until, part.loop.max)
+    return None if part.plan is None else Call(part.plan, part.with_)
+
+
+def called_tasks(call: Call, inputs: Mapping[str, JsonInput], limits: GrowthLimits) -> DAG:
+    """Return the tasks of a plan called with these inputs, within the `pilot` of `limits`. Raises PlanError."""
+    source = Source("the called plan")
+    part = PlanPart.model_validate({"tasks": call.plan["tasks"], "defaults": call.plan.get("defaults", {})})
+    values = cast("dict[str, JsonValue]", dict(inputs))
+    dag = PlanTasks(part, values, source, Path(), is_called=True).dag("", GrowthLimits(pilot=limits.pilot))
+    if dag is None or source.problems:
+        raise PlanError(source.problems)
+    return dag
 
 
 def retry_of(part: TaskPart | FollowUpPart | StepPart, defaults: DefaultsPart) -> Retry:
@@ -332,7 +403,7 @@ def check_schema(schema: dict[str, Any] | None, path: Where, source: Source) -> 
     if schema is None:
         return
     if (problem := schema_problem(schema)) is not None:
-        source.problems.append(source.problem((*path, *problem.path), str(problem)))
+        source.complain((*path, *problem.path), str(problem))
 
 
 MAX_EDGES = 2_000_000
@@ -377,17 +448,19 @@ class Families:
     def members(self, part: TaskPart) -> Iterator[Member]:
         """Yield the tasks generated from `part`: one, or one for each element."""
         elements: Sequence[JsonValue] = [None] if self._is_single(part) else self._items[part.for_each or ""]
-        for place, element in enumerate(elements):
+        for position, element in enumerate(elements):
             yield Member(
-                id=self._ids[part.id][place],
-                depends_on=tuple(one for name in part.depends_on for one in self._partners(part, name, place)),
-                continues=None if part.continues is None else self._partners(part, part.continues, place)[0],
+                id=self._ids[part.id][position],
+                depends_on=tuple(
+                    partner for name in part.depends_on for partner in self._partners(part, name, position)
+                ),
+                continues=None if part.continues is None else self._partners(part, part.continues, position)[0],
                 aliases={
-                    name: self._ids[name][place] if self._pairs(part, name) else self._ids[name]
+                    name: self._ids[name][position] if self._pairs(part, name) else self._ids[name]
                     for name in sorted(self._above[part.id])
                 },
                 item=element,
-                first=place == 0,
+                first=position == 0,
                 for_each=part.for_each if self._is_single(part) else None,
             )
 
@@ -408,8 +481,8 @@ class Families:
     def _pairs(self, part: TaskPart, name: str) -> bool:
         return part.for_each is not None and self._parts[name].for_each == part.for_each
 
-    def _partners(self, part: TaskPart, name: str, place: int) -> tuple[str, ...]:
-        return (self._ids[name][place],) if self._pairs(part, name) else self._ids[name]
+    def _partners(self, part: TaskPart, name: str, position: int) -> tuple[str, ...]:
+        return (self._ids[name][position],) if self._pairs(part, name) else self._ids[name]
 
 
 def _families_above(parts: Mapping[str, TaskPart], items: Mapping[str, object]) -> dict[str, set[str]]:
@@ -430,85 +503,86 @@ _LONGEST_NAME = 64
 _REFUSED = {
     "when": "an added task has no condition; leave `when` out, and add the task only if it is to run",
     "files": "an added task has no files; leave `files` out, and insert results of other tasks",
+    "plan": "an added task calls no plan; leave `plan` out, and add the tasks themselves",
+    "loop": "an added task has no loop; leave `loop` out, and let the last of the tasks add what is to follow",
+    "check": "an added task has no check; leave `check` out, and let a task behind it run the command",
+    "join": "an added task starts once all of its dependencies are done; leave `join` out",
     "model": "an added task has the model of its backend; leave `model` out, and choose among the backends of the run",
 }
 """Fields of a task that a model must not choose, with the message."""
 
 
-@dataclass(frozen=True, slots=True)
 class AddedTasks:
-    """The tasks of a reply."""
+    """The tasks of a reply, as described by `specs`."""
 
-    tasks: Sequence[Task]
-    """The tasks. With `mistakes`, approximations good enough to find further mistakes."""
-    mistakes: Sequence[Problem] = ()
-    """The problems of the tasks' shape."""
-    lost: Collection[int] = ()
-    """Positions of the tasks with unreadable dependencies."""
-    names: Sequence[str | None] = ()
-    """The id of each task as written in the reply; None if unusable."""
+    def __init__(self, specs: Sequence[object]) -> None:
+        self._ids = [_id_of(spec) for spec in specs]
+        """The id of each task as written in the reply; None if unusable."""
+        self._lost: set[int] = set()
+        """Positions of the tasks with unreadable dependencies."""
+        self.mistakes: list[Problem] = []
+        """The problems of the tasks' shape."""
+        self.tasks: list[Task] = []
+        """The tasks. With `mistakes`, approximations good enough to find further mistakes."""
+        for position, part in enumerate(self._parts({"tasks": list(specs)})):
+            for field, message in _REFUSED.items():
+                if getattr(part, field) != TaskPart.model_fields[field].get_default(call_default_factory=True):
+                    self._complain(position, message, field)
+            if not (part.run or part.plan or part.loop) and lacks_prompt(part.prompt, part.backend):
+                self._complain(position, NO_PROMPT, "prompt")
+                part.prompt = "?"
+            for field, text in (("prompt", part.prompt), *(("run", word) for word in part.run)):
+                if mistake := check_plain(text):
+                    self._complain(position, str(mistake), field, mistake.line)
+                    part.prompt, part.run = "?", []
+            if part.plan or part.loop:
+                part.prompt = "?"
+            part.when = part.model = part.check = part.plan = part.loop = None
+            part.join, part.race = "all", False
+            part.when = part.model = part.check = None
+            part.join, part.race, part.repeat, part.vote = "all", False, 1, None
+            member = Member(
+                part.id, tuple(part.depends_on), part.continues, {}, None, first=True, for_each=part.for_each
+            )
+            self.tasks.append(make_task(part, member, DefaultsPart()))
+
+    def _parts(self, plan: Mapping[str, object]) -> Sequence[TaskPart]:
+        try:
+            return PlanPart.model_validate(plan).tasks
+        except ValidationError as error:
+            for (_, position, *field), message, _ in findings(error, plan):
+                if field and field[0] in {"depends_on", "continues"}:
+                    self._lost.add(int(position))
+                where = ".".join(map(str, field))
+                # Messages about missing or unknown keys contain the key.
+                is_named = not field or repr(field[-1]) in message
+                self._complain(int(position), message if is_named else f"{where} {message}")
+        approximation = approximate_plan(plan)
+        return [] if approximation is None else approximation.tasks
+
+    def _complain(self, position: int, message: str, field: str | None = None, line: int | None = None) -> None:
+        self.mistakes.append(self._named(Problem(message, None, field, None, position, line)))
+
+    def _named(self, problem: Problem) -> Problem:
+        """Return the problem with the id in the reply, in place of the approximation's."""
+        if problem.position is None:
+            return problem
+        task_id = self._ids[problem.position]
+        message = problem.message if task_id is not None else f"task {problem.position + 1}: {problem.message}"
+        return replace(problem, message=message, task_id=task_id)
 
     def all_problems(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Return the mistakes followed by the further `problems` of the tasks, with the names used in the reply.
-
-        Problems that only result from the mistakes are left out.
-        """
+        """Return `problems`, which begin with the mistakes, without those that only result from the mistakes."""
         if not self.mistakes:
             return list(problems)
-        further = problems[len(self.mistakes) :]
-        kept = (one for one in further if one.position not in self.lost or "not upstream" not in one.message)
-        return [*self.mistakes, *(one if one.position is None else self._named(one, one.position) for one in kept)]
-
-    def _named(self, problem: Problem, position: int) -> Problem:
-        return replace(_at(position, self.names, problem.message), field=problem.field, index=problem.index)
-
-
-def read_added(specs: Sequence[object]) -> AddedTasks:
-    """Return the tasks described by `specs`, with all problems of their shape."""
-    whole = cast("JsonValue", {"tasks": list(specs)})
-    names = [_name(spec) for spec in specs]
-    found: list[Problem] = []
-    lost: set[int] = set()
-    try:
-        part: PlanPart | None = PlanPart.model_validate(whole)
-    except ValidationError as error:
-        found = [_mistake(path, message, names) for path, message, _ in findings(error, whole)]
-        part, lost = salvage(whole, error)
-    parts = [] if part is None else part.tasks
-    for place, one in enumerate(parts):
-        if lacks_prompt(one.prompt, one.backend):
-            found.append(replace(_at(place, names, NO_PROMPT), field="prompt"))
-            one.prompt = "?"
-    tasks = list(map(_task, parts))
-    for place, task in enumerate(tasks):
-        if mistake := check_plain(task.prompt):
-            found.append(replace(_at(place, names, str(mistake)), field="prompt", line=mistake.line))
-            tasks[place] = replace(task, prompt="?")
-        for field, message in _REFUSED.items():
-            if getattr(parts[place], field) not in (None, []):
-                found.append(replace(_at(place, names, message), field=field))
-                tasks[place] = replace(tasks[place], when=None, model=None)
-    return AddedTasks(tasks, found, lost, names)
+        further = [
+            self._named(problem)
+            for problem in problems[len(self.mistakes) :]
+            if not (problem.position in self._lost and problem.lacks_dependency)
+        ]
+        return [*self.mistakes, *further]
 
 
-def _task(part: TaskPart) -> Task:
-    itself = Member(part.id, tuple(part.depends_on), part.continues, {}, None, first=True, for_each=part.for_each)
-    return make_task(part, itself, DefaultsPart())
-
-
-def _name(spec: object) -> str | None:
+def _id_of(spec: object) -> str | None:
     task_id: object = spec.get("id") if isinstance(spec, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     return task_id if isinstance(task_id, str) and 0 < len(task_id) <= _LONGEST_NAME else None
-
-
-def _mistake(path: Sequence[str | int], message: str, names: Sequence[str | None]) -> Problem:
-    _tasks, place, *field = path
-    where = ".".join(map(str, field))
-    # Messages about missing or unknown keys contain the key.
-    said = message if not where or repr(field[-1]) in message else f"{where} {message}"
-    return _at(int(place), names, said)
-
-
-def _at(place: int, names: Sequence[str | None], message: str) -> Problem:
-    name = names[place]
-    return Problem(message if name is not None else f"task {place + 1}: {message}", name, None, None, place)

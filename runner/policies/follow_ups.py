@@ -15,10 +15,10 @@ from itertools import count
 from typing import cast
 
 from plait.errors import DAGError, Problem
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonValue, as_json, from_json
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.policy import Decision, RecordedRun
-from plait.runner.policies import made_of, settings_of
+from plait.runner.domain.task_checks import ADD_IT
 from plait.runner.prompts.prompt_names import RESERVED_NAMES
 from plait.runner.prompts.prompt_template import names_used
 from plait.statuses import TaskStatus
@@ -70,20 +70,6 @@ class FollowUp:
         object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
 
 
-@dataclass(frozen=True, slots=True)
-class FollowUpProblem:
-    """A problem of a future follow-up."""
-
-    task: Task
-    """The follow-up as it would be added."""
-    after: str
-    """The role that has the chain."""
-    place: int
-    """The index of the follow-up in the chain."""
-    problem: Problem
-    """The problem."""
-
-
 DEFAULT_CHAINS: Mapping[str, Sequence[FollowUp]] = {"coder": (FollowUp("reviewer"), FollowUp("tester"))}
 
 
@@ -100,11 +86,9 @@ class FollowUps:
 
     def __init__(self, chains: Mapping[str, Sequence[FollowUp]] = DEFAULT_CHAINS) -> None:
         self._chains = {role: tuple(chain) for role, chain in chains.items()}
-        for role, chain in self._chains.items():
-            _check(role, [step.role for step in chain])
-        _, cycles = sort_names({role: [step.role for step in chain] for role, chain in self._chains.items()})
-        if cycles:
-            raise ValueError(f"these roles form a cycle: {' -> '.join(cycles[0])}")
+        roles = {after: [step.role for step in chain] for after, chain in self._chains.items()}
+        for _, _, message in chain_problems(roles):
+            raise ValueError(message)
 
     def chains(self) -> Mapping[str, tuple[FollowUp, ...]]:
         """Return the follow-ups by role."""
@@ -116,79 +100,82 @@ class FollowUps:
 
     def settings(self) -> dict[str, JsonValue]:
         """Return the settings for `from_settings`."""
-        return {role: [settings_of(step) for step in chain] for role, chain in self._chains.items()}
+        return {role: [as_json(step) for step in chain] for role, chain in self._chains.items()}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, JsonValue]) -> FollowUps:
         """Return the policy with the given stored `settings`."""
         chains = cast("Mapping[str, list[dict[str, JsonValue]]]", settings)
-        return cls({role: [made_of(FollowUp, step) for step in chain] for role, chain in chains.items()})
+        return cls({role: [from_json(FollowUp, step) for step in chain] for role, chain in chains.items()})
 
     def decide(self, run: RecordedRun) -> Decision:
         """Return a decision with the follow-ups of the ended task, unless they were already added."""
         if run.ended is None or run.result(run.ended).status is not TaskStatus.COMPLETED:
             return Decision()
         task = run.task(run.ended)
-        # Of a for_each task, the parts are followed, not the list of their results.
+        # Of a task that gathers, the parts are followed, not their gathered results.
         chain = self._chains.get(role_of(task) or "", ())
-        if not chain or task.for_each is not None or _is_followed(task, chain, run):
+        if not chain or task.gathers or _is_followed(task, chain, run):
             return Decision()
         return Decision(add=tuple(self._after(task, lambda name: _find(run, name) is not None)))
 
     def check(self, dag: DAG) -> None:
         """Raise DAGError with all mistakes in the follow-ups of the tasks of `dag`, assuming all tasks complete."""
-        if found := [mistake.problem for mistake in self.mistakes(dag)]:
-            raise DAGError(found)
+        if problems := [problem for *_, problem in self.mistakes(dag)]:
+            raise DAGError(problems)
 
-    def mistakes(self, dag: DAG) -> Iterator[FollowUpProblem]:
-        """Yield each mistake found by `check` once, however many tasks of `dag` have the follow-up."""
+    def mistakes(self, dag: DAG) -> Iterator[tuple[Task, str, int, Problem]]:
+        """Yield each mistake found by `check` once, however many tasks of `dag` have the follow-up: the follow-up, the
+        role that it follows, its index in the chain, and the problem.
+        """
         stand_ins = self._stand_ins(dag)
-        there = (*dag, *stand_ins)
-        origins = {one[0].id: one for one in self._foreseen(there, {task.id for task in there})}
+        tasks = (*dag, *stand_ins)
+        origins = {origin[0].id: origin for origin in self._foreseen(tasks, {task.id for task in tasks})}
         try:
             dag.copy().extend([*stand_ins, *(task for task, _, _ in origins.values())])
         except DAGError as error:
-            seen: set[tuple[str, int, str]] = set()
+            reported: set[tuple[str, int, str]] = set()
             for problem in error.problems:
-                task, after, place = origins[problem.task_id or ""]
-                if (after, place, problem.message) not in seen:
-                    seen.add((after, place, problem.message))
-                    hint = f"; let {_followed(task)!r} depend on it"
-                    message = problem.message.replace("; add it to depends_on", hint)
-                    yield FollowUpProblem(task, after, place, replace(problem, message=message, position=None))
+                task, after, index = origins[problem.task_id or ""]
+                if (after, index, problem.message) not in reported:
+                    reported.add((after, index, problem.message))
+                    message = problem.message
+                    if problem.lacks_dependency:
+                        message = f"{message.removesuffix(ADD_IT)}; let {task.metadata[FOLLOWS]!r} depend on it"
+                    yield task, after, index, replace(problem, message=message, position=None)
 
-    def _after(self, task: Task, is_taken: Callable[[str], bool]) -> Iterator[Task]:
+    def _after(self, task: Task, is_used: Callable[[str], bool]) -> Iterator[Task]:
         """Yield the follow-ups of `task`. `is_taken` returns whether the run already uses an id."""
         earlier, role = {WORK: task.id}, role_of(task)
         for step in () if role is None else self._chains.get(role, ()):
-            free = (one for one in _ids(task.id, step.role) if one not in earlier.values() and not is_taken(one))
+            free = (new for new in _ids(task.id, step.role) if new not in earlier.values() and not is_used(new))
             follow_up = _follow_up(step, task, earlier, next(free))
             earlier[step.role] = follow_up.id
             yield follow_up
 
-    def _foreseen(self, tasks: Iterable[Task], taken: set[str]) -> Iterator[tuple[Task, str, int]]:
+    def _foreseen(self, tasks: Iterable[Task], ids: set[str]) -> Iterator[tuple[Task, str, int]]:
         """Yield all direct and indirect follow-ups of `tasks`, each with the preceding role and the index in the
         chain.
         """
         for task in tasks:
-            added = list(self._after(task, taken.__contains__))
-            taken |= {one.id for one in added}
-            yield from ((one, role_of(task) or "", place) for place, one in enumerate(added))
-            yield from self._foreseen(added, taken)
+            added = list(self._after(task, ids.__contains__))
+            ids |= {follow_up.id for follow_up in added}
+            yield from ((follow_up, role_of(task) or "", index) for index, follow_up in enumerate(added))
+            yield from self._foreseen(added, ids)
 
     def _stand_ins(self, dag: DAG) -> list[Task]:
         """Return a placeholder task for each role with a chain but without a task: such tasks may be added to the run
         later, after all present tasks.
         """
-        known = {step.role for chain in self._chains.values() for step in chain}
-        known |= {role for task in dag if (role := role_of(task)) is not None}
-        made: dict[str, Task] = {}
-        for role in sorted(self._chains.keys() - known):
+        roles = {step.role for chain in self._chains.values() for step in chain}
+        roles |= {role for task in dag if (role := role_of(task)) is not None}
+        stand_ins: dict[str, Task] = {}
+        for role in sorted(self._chains.keys() - roles):
             name = re.sub(r"[^A-Za-z0-9_-]", "-", role)[: _MOST_ID // 2]
-            while not name or name in dag or name in dag.inputs or name in made:
+            while not name or name in dag or name in dag.inputs or name in stand_ins:
                 name += "-"
-            made[name] = Task(name, name, depends_on=[task.id for task in dag], metadata={"role": role})
-        return list(made.values())
+            stand_ins[name] = Task(name, name, depends_on=[task.id for task in dag], metadata={"role": role})
+        return list(stand_ins.values())
 
 
 def role_of(task: Task) -> str | None:
@@ -197,16 +184,18 @@ def role_of(task: Task) -> str | None:
     return role if isinstance(role, str) else None
 
 
-def _check(after: str, roles: Sequence[str]) -> None:
-    if not roles:
-        raise ValueError(f"the chain after role {after!r} is empty; add at least one follow-up")
-    for role in roles:
-        if roles.count(role) > 1:
-            raise ValueError(f"role {role!r} is twice in the chain after {after!r}; rename one of the two")
-        if role == WORK or role in RESERVED_NAMES:
-            raise ValueError(
-                f"a follow-up of {after!r} cannot have the role {role!r}, which is a reserved name in prompts"
-            )
+def chain_problems(chains: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, tuple[str | int, ...], str]]:
+    """Yield the mistakes in the roles of `chains`: the followed role, the place in its chain, and the message."""
+    for after, roles in chains.items():
+        if not roles:
+            yield after, ("steps",), f"the chain after {after!r} has no step; add at least one"
+        for index, role in enumerate(roles):
+            if role in roles[:index]:
+                message = f"role {role!r} is in this chain, after {after!r}, already; rename the role"
+                yield after, ("steps", index, "role"), message
+    for cycle in sort_names(chains)[1]:
+        message = f"these roles form a cycle: {' -> '.join(cycle)}; remove one of these steps"
+        yield cycle[0], ("after",), message
 
 
 def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: str) -> Task:
@@ -224,18 +213,13 @@ def _follow_up(step: FollowUp, task: Task, earlier: Mapping[str, str], task_id: 
     )
 
 
-def _followed(follow_up: Task) -> JsonInput:
-    """Return the id of the task followed by `follow_up`."""
-    return follow_up.metadata[FOLLOWS]
-
-
 def _is_followed(task: Task, chain: Sequence[FollowUp], run: RecordedRun) -> bool:
     """Return whether the follow-ups were already added: a task completes twice if its result was damaged in between."""
     for step in chain:
         for task_id in _ids(task.id, step.role):  # an id free at that time is in use now
-            if (one := _find(run, task_id)) is None:
+            if (task_there := _find(run, task_id)) is None:
                 break
-            if one.metadata.get(FOLLOWS) == task.id and task.id in one.depends_on:
+            if task_there.metadata.get(FOLLOWS) == task.id and task.id in task_there.depends_on:
                 return True
     return False
 
@@ -250,7 +234,7 @@ def _find(run: RecordedRun, task_id: str) -> Task | None:
 
 def _ids(task_id: str, role: str) -> Iterator[str]:
     """Yield candidate ids: `task_id.role`, shortened if too long, then numbered."""
-    if len(task_id) > (most := _MOST_ID - len(role) - 5):  # room for a number
-        task_id = f"{task_id[: most - 9]}-{hashlib.sha256(task_id.encode()).hexdigest()[:8]}"
+    if len(task_id) > (limit := _MOST_ID - len(role) - 5):  # room for a number
+        task_id = f"{task_id[: limit - 9]}-{hashlib.sha256(task_id.encode()).hexdigest()[:8]}"
     yield f"{task_id}.{role}"
     yield from (f"{task_id}.{role}.{number}" for number in count(2))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+from plait.errors import nearest
 from plait.json_form import JsonValue
-from plait.runner.domain.dag import nearest, sort_names
+from plait.runner.domain.dag import sort_names
 from plait.task import Task
 
 PLANNER, EXECUTOR, REFLECTOR = "planner", "executor", "reflector"
@@ -159,21 +160,22 @@ class LoopPrompts:
     plain: bool
     """As in `LoopLimits`."""
 
-    def plan(self, most: int) -> Task:
-        """Return the first task of the run."""
-        prompt = self._first_prompt(most)
-        return Task("plan.1", prompt, backend=self.team.planner, output_schema=self._plan_schema())
-
-    def plan_again(self, earlier: str, task_id: str, reasons: str, most: int) -> Task:
-        """Return the second request for a plan, after the plan of `earlier` was unusable."""
-        return Task(
-            task_id,
-            self._first_prompt(most) + _PLAN_AGAIN,
-            depends_on=(earlier,),
-            backend=self.team.planner,
-            output_schema=self._plan_schema(),
-            item=reasons,
-            aliases={"earlier": earlier},
+    def plan(self, limit: int, earlier: str | None = None, reasons: str = "") -> Task:
+        """Return the first task of the run; with `earlier`, the task of an unusable plan, the second request."""
+        prompt = _PLAIN_PLAN if self.plain else _PLAN + self._workers()
+        prompt = prompt.replace("{most}", str(min(limit, _MOST_PLAIN) if self.plain else limit))
+        schema: dict[str, JsonValue] = {
+            "type": "object",
+            "properties": {"tasks": self._tasks()},
+            "required": ["tasks"],
+            "additionalProperties": False,
+        }
+        first = Task("plan.1", prompt, backend=self.team.planner, output_schema=schema)
+        if earlier is None:
+            return first
+        prompt += _PLAN_AGAIN
+        return replace(
+            first, id="plan.2", prompt=prompt, depends_on=(earlier,), item=reasons, aliases={"earlier": earlier}
         )
 
     def work(self, task_id: str, text: str, needs: Sequence[str], after: str, worker: str | None) -> Task:
@@ -210,10 +212,6 @@ class LoopPrompts:
         prompt = _PLAIN_ANSWER if self.plain else _ANSWER
         return Task(ANSWER_ID, prompt, depends_on=tuple(after), backend=self.team.planner, item=evidence, weight=_FIRST)
 
-    def _first_prompt(self, most: int) -> str:
-        prompt = _PLAIN_PLAN if self.plain else _PLAN + self._workers()
-        return prompt.replace("{most}", str(min(most, _MOST_PLAIN) if self.plain else most))
-
     def _workers(self) -> str:
         return _WORKERS if self.team.registry else ""
 
@@ -226,10 +224,6 @@ class LoopPrompts:
         fields = {**_TASK, "backend": {"type": "string"}} if self.team.registry else dict(_TASK)
         shape = {"type": "object", "properties": fields, "required": ["id", "prompt"], "additionalProperties": False}
         return {"type": "array", "items": cast("JsonValue", shape)}
-
-    def _plan_schema(self) -> Mapping[str, JsonValue]:
-        tasks = self._tasks()
-        return {"type": "object", "properties": {"tasks": tasks}, "required": ["tasks"], "additionalProperties": False}
 
     def _reflect_schema(self) -> Mapping[str, JsonValue]:
         properties: dict[str, JsonValue] = {"done": {"type": "boolean"}, "add": self._tasks()}
@@ -254,7 +248,7 @@ class KnownTasks:
 
     def named(self, name: str) -> str | None:
         """Return the id of the task named `name`, with or without the prefix `do.`; None if unknown."""
-        return next((one for one in (name, PREFIX + name) if one in self.ids), None)
+        return next((candidate for candidate in (name, PREFIX + name) if candidate in self.ids), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +260,6 @@ class ParsedReply:
     problems: tuple[str, ...] = ()
     done: bool = False
     drop: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRequest:
-    """A request to a model."""
-
-    by: str
-    """The id of the answering task."""
-    prompts: LoopPrompts
-    """The prompts of the loop, for the tasks to be added."""
 
 
 @dataclass(slots=True)
@@ -292,44 +276,46 @@ class _Entry:
     id: str = ""
 
 
-def read_plan(answer: JsonValue, asked: ModelRequest, known: KnownTasks, most: int) -> ParsedReply:
-    """Parse the planner's answer."""
+def read_plan(answer: JsonValue, task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks, limit: int) -> ParsedReply:
+    """Parse the planner's answer, the result of the task `task_id`."""
     entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
     if entries is None:
         return ParsedReply(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
     if not entries:
         return ParsedReply(problems=("it has no tasks",))
-    if len(entries) > most:
-        return ParsedReply(problems=(f"it has {len(entries)} tasks, and at most {most} are allowed",))
-    return _read_tasks(entries, asked, known)
+    if len(entries) > limit:
+        return ParsedReply(problems=(f"it has {len(entries)} tasks, and at most {limit} are allowed",))
+    return _read_tasks(entries, task_id, prompts, run_tasks)
 
 
 def read_reflection(
-    answer: JsonValue, asked: ModelRequest, known: KnownTasks, droppable: Collection[str]
+    answer: JsonValue, task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks, droppable: Collection[str]
 ) -> ParsedReply:
-    """Parse the reflector's answer. Requests to drop tasks outside `droppable` are ignored."""
+    """Parse the reflector's answer, the result of the task `task_id`. Requests to drop tasks outside `droppable` are
+    ignored.
+    """
     entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
     drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
     if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
         return ParsedReply(problems=('it is not of the form {"done": ..., "add": [...], "drop": [...]}',))
     if answer["done"]:
         return ParsedReply(done=True)
-    named = {known.named(name) for name in drop}
+    named = {run_tasks.named(name) for name in drop}
     dropped = tuple(name for name in droppable if name in named)
-    dead = {**known.dead, **dict.fromkeys(dropped, "dropped by the same answer")}
-    read = _read_tasks(entries, asked, KnownTasks(known.ids, dead))
+    dead = {**run_tasks.dead, **dict.fromkeys(dropped, "dropped by the same answer")}
+    read = _read_tasks(entries, task_id, prompts, KnownTasks(run_tasks.ids, dead))
     return ParsedReply(read.tasks, read.problems, drop=dropped)
 
 
-def _entries(value: JsonValue) -> list[_Entry] | None:
+def _entries(answer: JsonValue) -> list[_Entry] | None:
     """Return the tasks of an answer; None if the answer has another form. Backends may return unvalidated answers."""
-    if not isinstance(value, list):
+    if not isinstance(answer, list):
         return None
     entries: list[_Entry] = []
-    for number, one in enumerate(value, 1):
-        given: Mapping[str, JsonValue] = one if isinstance(one, dict) else {"prompt": one}
-        name, text, needs = given.get("id", str(number)), given.get("prompt"), _texts(given.get("depends_on", []))
-        worker = given.get("backend")
+    for number, entry in enumerate(answer, 1):
+        fields: Mapping[str, JsonValue] = entry if isinstance(entry, dict) else {"prompt": entry}
+        name, text, needs = fields.get("id", str(number)), fields.get("prompt"), _texts(fields.get("depends_on", []))
+        worker = fields.get("backend")
         if not isinstance(name, str) or not isinstance(text, str) or needs is None:
             return None
         if worker is not None and not isinstance(worker, str):
@@ -339,33 +325,40 @@ def _entries(value: JsonValue) -> list[_Entry] | None:
 
 
 def _texts(value: JsonValue) -> list[str] | None:
-    fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
     return cast("list[str]", value) if fits else None
 
 
-def _read_tasks(entries: Sequence[_Entry], asked: ModelRequest, known: KnownTasks) -> ParsedReply:
-    ours = {entry.name: entry for entry in entries}
-    problems = [*_duplicates(entries), *(f"task {entry.name!r} has no prompt" for entry in entries if _is_empty(entry))]
-    problems += _unknown_workers(entries, asked.prompts.team.registry)
-    taken = set(known.ids)
+def _read_tasks(entries: Sequence[_Entry], task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks) -> ParsedReply:
+    named = {entry.name: entry for entry in entries}
+    names = [entry.name for entry in entries]
+    problems = [
+        f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1
+    ]
+    problems += [f"task {entry.name!r} has no prompt" for entry in entries if not entry.text.strip()]
+    problems += _unknown_workers(entries, prompts.team.registry)
+    ids = set(run_tasks.ids)
     for entry in entries:
-        entry.id = _safe_id(entry.name, taken)
-        taken.add(entry.id)
-    needs = {entry.name: [_resolve(name, entry, ours, known, problems) for name in entry.needs] for entry in entries}
-    order, cycles = _ordered(entries, ours)
+        entry.id = _safe_id(entry.name, ids)
+        ids.add(entry.id)
+    needs = {
+        entry.name: [_resolve(name, entry, named, run_tasks, problems) for name in entry.needs] for entry in entries
+    }
+    after: dict[str, list[str]] = {entry.name: [] for entry in entries}
+    for entry in entries:
+        for name in entry.needs:
+            if (needed := _own(name, named)) is not None:
+                after[needed.name].append(entry.name)
+    order, cycles = sort_names(after)
     problems += (f"these tasks wait for each other: {' -> '.join(cycle)}" for cycle in cycles)
     if problems:
         return ParsedReply(problems=tuple(problems))
-    found = {name: [one for one in each if one is not None] for name, each in needs.items()}
-    prompts, by = asked.prompts, asked.by
     return ParsedReply(
-        tuple(prompts.work(one.id, one.text, found[one.name], by, one.worker) for one in map(ours.__getitem__, order))
+        tuple(
+            prompts.work(entry.id, entry.text, list(filter(None, needs[entry.name])), task_id, entry.worker)
+            for entry in map(named.__getitem__, order)
+        )
     )
-
-
-def _duplicates(entries: Sequence[_Entry]) -> list[str]:
-    names = [entry.name for entry in entries]
-    return [f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1]
 
 
 def _unknown_workers(entries: Sequence[_Entry], registry: Mapping[str, str]) -> list[str]:
@@ -377,46 +370,32 @@ def _unknown_workers(entries: Sequence[_Entry], registry: Mapping[str, str]) -> 
     ]
 
 
-def _is_empty(entry: _Entry) -> bool:
-    return not entry.text.strip()
-
-
 def _resolve(
-    name: str, entry: _Entry, ours: Mapping[str, _Entry], known: KnownTasks, problems: list[str]
+    name: str, entry: _Entry, named: Mapping[str, _Entry], run_tasks: KnownTasks, problems: list[str]
 ) -> str | None:
     """Return the id of the dependency `name` of `entry`; None, with an added problem, if the dependency is
     impossible.
     """
-    if (mine := _own(name, ours)) is not None:
-        return mine.id
-    theirs = known.named(name)
-    if theirs is None:
+    if (own := _own(name, named)) is not None:
+        return own.id
+    earlier = run_tasks.named(name)
+    if earlier is None:
         problems.append(f"task {entry.name!r} depends on {name!r}, and there is no such task")
-    elif theirs in known.dead:
-        problems.append(f"task {entry.name!r} depends on {theirs!r}, which is {known.dead[theirs]}")
+    elif earlier in run_tasks.dead:
+        problems.append(f"task {entry.name!r} depends on {earlier!r}, which is {run_tasks.dead[earlier]}")
         return None
-    return theirs
+    return earlier
 
 
-def _own(name: str, ours: Mapping[str, _Entry]) -> _Entry | None:
+def _own(name: str, named: Mapping[str, _Entry]) -> _Entry | None:
     """Return the task of the same answer named `name`."""
-    return ours.get(name) or ours.get(name.removeprefix(PREFIX))
+    return named.get(name) or named.get(name.removeprefix(PREFIX))
 
 
-def _ordered(entries: Sequence[_Entry], ours: Mapping[str, _Entry]) -> tuple[list[str], list[list[str]]]:
-    """Return the names in topological order, and the cycles."""
-    after: dict[str, list[str]] = {entry.name: [] for entry in entries}
-    for entry in entries:
-        for name in entry.needs:
-            if (mine := _own(name, ours)) is not None:
-                after[mine.name].append(entry.name)
-    return sort_names(after)
-
-
-def _safe_id(name: str, taken: set[str]) -> str:
+def _safe_id(name: str, ids: set[str]) -> str:
     """Return an id not used by any other task or by the loop itself."""
     slug = _UNSAFE.sub("-", name).strip("-")[:_LONGEST_SLUG] or "task"
     number = 1
-    while (safe := PREFIX + slug + (f"-{number}" if number > 1 else "")) in taken:
+    while (safe := PREFIX + slug + (f"-{number}" if number > 1 else "")) in ids:
         number += 1
     return safe

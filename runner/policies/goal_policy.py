@@ -14,14 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, as_json, from_json
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.policies.goal_messages import (
     ANSWER_ID,
     KnownTasks,
     LoopPrompts,
-    ModelRequest,
     ParsedReply,
     Team,
     read_plan,
@@ -115,30 +114,16 @@ class Loop:
 
     @classmethod
     def of(cls, state: JsonInput) -> Loop:
-        """Return the loop stored as `state`; a new loop without a state."""
-        if not isinstance(state, dict):
-            return cls()
-        given = cast("dict[str, Any]", state)
-        stopped = None if given["stopped"] is None else Stop(given["stopped"])
-        known: dict[str, Any] = {
-            **given,
-            "phase": Phase(given["phase"]),
-            "stopped": stopped,
-            "plans": tuple(given["plans"]),
-        }
-        return cls(**known)
+        """Return the loop stored as `state`; a new loop without a state. Raises ValueError for any other state."""
+        return cls() if state is None else from_json(cls, state)
 
     @classmethod
     def found_in(cls, state: JsonInput) -> Loop | None:
         """Return the loop if `state` is that of an OrchestratorPolicy; None for the state of any other policy."""
         try:
-            return cls.of(state) if isinstance(state, dict) else None
-        except (KeyError, TypeError, ValueError):
+            return cls.of(state) if state else None
+        except ValueError:
             return None
-
-    def to_json(self) -> JsonValue:
-        """Return the loop as JSON."""
-        return cast("JsonValue", {**asdict(self), "plans": list(self.plans)})
 
 
 class OrchestratorPolicy:
@@ -193,11 +178,11 @@ class OrchestratorPolicy:
         yet.
         """
         loop = Loop.of(decision.state)
-        left = max(0, self.limits.max_iterations - loop.iteration - evidence.under_way())
-        excess = evidence.ready(decision.add, decision.cancel)[left:]
+        remaining = max(0, self.limits.max_iterations - loop.iteration - evidence.under_way())
+        excess = evidence.ready(decision.add, decision.cancel)[remaining:]
         if not excess:
             return decision
-        return replace(decision, cancel=(*decision.cancel, *excess), state=replace(loop, cut=True).to_json())
+        return replace(decision, cancel=(*decision.cancel, *excess), state=as_json(replace(loop, cut=True)))
 
     def _following(self, run: RecordedRun, loop: Loop, evidence: WorkState) -> Decision:
         if run.ended is not None and is_work(run.ended):
@@ -215,12 +200,12 @@ class OrchestratorPolicy:
     def _answered(self, loop: Loop, evidence: WorkState, task_id: str, answer: JsonValue) -> Decision:
         """Return the decision after the completion of the loop's own task `task_id`."""
         if task_id == ANSWER_ID:
-            return Decision(state=replace(loop, phase=Phase.DONE, asked=None).to_json(), end=RunStatus.COMPLETED)
+            return Decision(state=as_json(replace(loop, phase=Phase.DONE, asked=None)), end=RunStatus.COMPLETED)
         if loop.phase is Phase.PLANNING:
             return self._planned(loop, task_id, answer)
         if loop.stopped is not None:  # stopped meanwhile: the reflector's wishes no longer matter
             return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
-        read = read_reflection(answer, ModelRequest(task_id, self._prompts), evidence.known(), evidence.not_begun())
+        read = read_reflection(answer, task_id, self._prompts, evidence.run_tasks(), evidence.not_begun())
         if not read.problems:
             return self._reflected(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), evidence, read)
         if loop.refused:
@@ -228,13 +213,13 @@ class OrchestratorPolicy:
         return self._reflect(replace(loop, refused=True), evidence, _reasons(read))
 
     def _planned(self, loop: Loop, task_id: str, answer: JsonValue) -> Decision:
-        known = KnownTasks(frozenset({"plan.1", task_id}))
-        read = read_plan(answer, ModelRequest(task_id, self._prompts), known, self.limits.max_tasks)
+        run_tasks = KnownTasks(frozenset({"plan.1", task_id}))
+        read = read_plan(answer, task_id, self._prompts, run_tasks, self.limits.max_tasks)
         if not read.problems:
             return _only(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), add=read.tasks)
         if loop.refused:
             return _failed(loop, "the planner's second plan cannot be used either", read)
-        again = self._prompts.plan_again(task_id, "plan.2", _reasons(read), self.limits.max_tasks)
+        again = self._prompts.plan(self.limits.max_tasks, task_id, _reasons(read))
         return _only(replace(loop, asked=again.id, refused=True), add=(again,))
 
     def _executed(self, loop: Loop, evidence: WorkState, status: TaskStatus) -> Decision:
@@ -268,11 +253,11 @@ class OrchestratorPolicy:
             return self._unless_open(replace(loop, stopped=Stop.MAX_ITERATIONS), evidence, evidence.not_begun())
         if len(evidence.work) + len(tasks) > self.limits.max_tasks:
             return self._unless_open(replace(loop, stopped=Stop.MAX_TASKS), evidence, drop)
-        found, plan = evidence.digest(), digest(map(identity, tasks))
-        tried = loop.plans if found == loop.evidence else ()
+        evidence_digest, plan = evidence.digest(), digest(map(identity, tasks))
+        tried = loop.plans if evidence_digest == loop.evidence else ()
         if plan in tried and not evidence.can_go_on(drop):
             return self._answer(replace(loop, stopped=Stop.NO_PROGRESS), evidence)
-        return _only(replace(loop, evidence=found, plans=(*tried, plan)), add=tasks, cancel=drop)
+        return _only(replace(loop, evidence=evidence_digest, plans=(*tried, plan)), add=tasks, cancel=drop)
 
     def _unless_open(self, loop: Loop, evidence: WorkState, drop: tuple[str, ...] = ()) -> Decision:
         """Return the decision of a stopped loop: write the answer, unless tasks are still to end."""
@@ -287,10 +272,10 @@ class OrchestratorPolicy:
 
     def _reflect(self, loop: Loop, evidence: WorkState, reasons: str = "") -> Decision:
         number = evidence.reflections + 1
-        told = evidence.as_text(self.limits.shown)
+        text = evidence.as_text(self.limits.shown)
         if reasons:
-            told += f"\n\nYour last answer could not be used:\n{reasons}"
-        task = self._prompts.reflect(f"reflect.{number}", told, evidence.unseen())
+            text += f"\n\nYour last answer could not be used:\n{reasons}"
+        task = self._prompts.reflect(f"reflect.{number}", text, evidence.unseen())
         loop = replace(loop, phase=Phase.REFLECTING, asked=task.id, reflected_at=loop.iteration)
         return _only(loop, add=(task,))
 
@@ -302,15 +287,15 @@ class OrchestratorPolicy:
 
 
 def _only(loop: Loop, *, add: tuple[Task, ...] = (), cancel: tuple[str, ...] = ()) -> Decision:
-    return Decision(add, cancel, loop.to_json())
+    return Decision(add, cancel, as_json(loop))
 
 
 def _failed(loop: Loop, what: str, read: ParsedReply) -> Decision:
-    return Decision(state=loop.to_json(), end=RunStatus.FAILED, error=f"{what}: {'; '.join(read.problems[:3])}")
+    return Decision(state=as_json(loop), end=RunStatus.FAILED, error=f"{what}: {'; '.join(read.problems[:3])}")
 
 
 def _reasons(read: ParsedReply) -> str:
     more = len(read.problems) - _MOST_REASONS
     return "\n".join(
-        [*(f"- {one}" for one in read.problems[:_MOST_REASONS]), *([f"- and {more} more"] if more > 0 else [])]
+        [*(f"- {problem}" for problem in read.problems[:_MOST_REASONS]), *([f"- and {more} more"] if more > 0 else [])]
     )

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
+from plait.json_form import text_of
 from plait.runner.domain.policy import RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.policies.goal_messages import ANSWER_ID, PREFIX, KnownTasks
-from plait.runner.prompts.prompt_names import text_of
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Task
 
@@ -85,7 +85,7 @@ class WorkState:
             for task in (*unbegun, *added)
             if is_work(task.id)
             and task.id not in dropped
-            and task.for_each is None  # only its parts begin
+            and not task.gathers  # only its parts begin
             and not any(name in new or self._holds_up(name) for name in task.upstream)
         ]
 
@@ -108,7 +108,7 @@ class WorkState:
                 return True
         return False
 
-    def known(self) -> KnownTasks:
+    def run_tasks(self) -> KnownTasks:
         """Return the tasks of the run that a further plan may refer to."""
         dead: dict[str, str] = {}
         for task in self.work:
@@ -127,7 +127,7 @@ class WorkState:
         last = [task.id for task in reflections[-1:] or own[-1:]]
         return [*last, *(task.id for task in self.work if task.id not in seen and self._completed(task))]
 
-    def as_text(self, most: int) -> str:
+    def as_text(self, limit: int) -> str:
         """Return the state as text. Results are shortened to about `most` characters in all; if there are too many, the
         oldest are only counted.
         """
@@ -136,9 +136,9 @@ class WorkState:
             result = self._run.result(task.id)
             of[result.status].append((task, result))
         done, failed = of[TaskStatus.COMPLETED], [*of[TaskStatus.FAILED], *of[TaskStatus.SKIPPED]]
-        share = max(most // max(len(done), 1), _LEAST_SHOWN)
+        share = max(limit // max(len(done), 1), _LEAST_SHOWN)
         sections = (
-            _section("Done, with results:", done, most // _LEAST_SHOWN, lambda t, r: self._done(t, r, share)),
+            _section("Done, with results:", done, limit // _LEAST_SHOWN, lambda t, r: self._done(t, r, share)),
             _section("Failed:", failed, _MOST_LISTED, self._failed),
             _section("Under way:", [*of[TaskStatus.RUNNING], *of[TaskStatus.WAITING_INPUT]], _MOST_LISTED, self._line),
             _section("Not begun:", of[TaskStatus.PENDING], _MOST_LISTED, self._pending),
@@ -162,9 +162,9 @@ class WorkState:
         worker = f" ({task.backend})" if task.backend in self._registry else ""
         return f"- {task.id}{worker}: {cut(assignment(task), _LONGEST_PROMPT)}"
 
-    def _done(self, task: Task, result: TaskResult, most: int) -> str:
+    def _done(self, task: Task, result: TaskResult, limit: int) -> str:
         # Indented, to keep the lines of a result apart from lines of the report.
-        text = cut(text_of(result.value).strip(), most).replace("\n", "\n  ")
+        text = cut(text_of(result.value).strip(), limit).replace("\n", "\n  ")
         return f"{self._line(task, result)}\n  {text}"
 
     def _failed(self, task: Task, result: TaskResult) -> str:
@@ -191,9 +191,9 @@ def identity(task: Task) -> str:
     return f"{task.backend}\0{assignment(task)}"
 
 
-def cut(text: str, most: int) -> str:
+def cut(text: str, limit: int) -> str:
     """Return `text`, shortened to `most` characters with a note on the omitted length."""
-    return text if len(text) <= most else f"{text[:most]} [... {len(text) - most:,} more characters]"
+    return text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit:,} more characters]"
 
 
 def _is_unbegun(result: TaskResult) -> bool:
@@ -213,12 +213,12 @@ def _blocks(task: Task, result: TaskResult) -> bool:
 
 def _section(
     head: str,
-    found: Sequence[tuple[Task, TaskResult]],
-    most: int,
+    entries: Sequence[tuple[Task, TaskResult]],
+    limit: int,
     line: Callable[[Task, TaskResult], str],
 ) -> str:
     """Return the section for the newest `most` tasks; empty if nothing was found."""
-    most = max(most, 1)
-    earlier = [f"- {len(found) - most:,} earlier ones"] if len(found) > most else []
-    lines = [line(task, result) for task, result in found[-most:]]
+    limit = max(limit, 1)
+    earlier = [f"- {len(entries) - limit:,} earlier ones"] if len(entries) > limit else []
+    lines = [line(task, result) for task, result in entries[-limit:]]
     return "\n".join([head, *earlier, *lines]) if lines else ""

@@ -13,16 +13,15 @@ on the try, and no resume repeats the try. A try whose failure ends the run is `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
-from plait.errors import ImpossibleState, UnknownStep, WorkflowEnded
-from plait.json_form import JsonInput, JsonValue
-from plait.runner.domain.dag import DAG, nearest
+from plait.errors import ImpossibleState, UnknownStep, WorkflowEnded, nearest
+from plait.json_form import JsonInput, JsonValue, as_json, from_json
+from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.domain.run_result import TaskResult
-from plait.runner.policies import made_of, settings_of
 from plait.runner.prompts.prompt_names import RESERVED_NAMES
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 from plait.task import (
@@ -85,7 +84,8 @@ class WorkflowProgress:
     @property
     def last_completed(self) -> Interaction | None:
         """The newest interaction that has ended, successfully or not; None if there is none."""
-        return next((one for one in reversed(self.interactions) if one.status is not None), None)
+        ended = (interaction for interaction in reversed(self.interactions) if interaction.status is not None)
+        return next(ended, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def task_id(step: str, number: int) -> str:
 
 def progress_of(run: RecordedRun, status: RunStatus = RunStatus.RUNNING) -> WorkflowProgress:
     """Return the progress derived from the tasks of `run`."""
-    found = (_interaction(task, run.result(task.id)) for task in run.tasks if is_interaction(task))
-    return WorkflowProgress(tuple(found), status)
+    interactions = (_interaction(task, run.result(task.id)) for task in run.tasks if is_interaction(task))
+    return WorkflowProgress(tuple(interactions), status)
 
 
 def is_interaction(task: Task) -> bool:
@@ -126,7 +126,15 @@ def _interaction(task: Task, result: TaskResult) -> Interaction:
     step, number = task.id.rsplit(".", 1)
     status = _STATUSES.get(result.status)
     unavailable = result.error_kind in NEVER_RETRIED
-    return Interaction(step, status, result.text, result.data, int(number), result.error, unavailable)
+    return Interaction(
+        step,
+        status,
+        text=result.text,
+        data=result.data,
+        number=int(number),
+        error=result.error,
+        unavailable=unavailable,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,18 @@ class Step:
             )
 
 
+def step_problems(steps: Sequence[tuple[str, bool]]) -> Iterator[tuple[int, str, str]]:
+    """Yield the mistakes in the names of `steps` and in whether they continue the step before: the index of the step,
+    the field, and the message.
+    """
+    names = [name for name, _ in steps]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield index, "name", f"two steps are called {name!r}; give each a name of its own"
+    if steps[0][1]:
+        yield 0, "continues", f"step {names[0]!r} is the first, so there is no step before it to continue; leave it out"
+
+
 class Workflow:
     """A sequence of steps: `runner.run(workflow.dag(), policy=workflow)`.
 
@@ -182,12 +202,8 @@ class Workflow:
         self._index = {step.name: index for index, step in enumerate(self._steps)}
         if not self._steps:
             raise ValueError("a workflow needs at least one step")
-        if len(self._index) < len(self._steps):
-            names = [step.name for step in self._steps]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"two steps are called {twice!r}; give each a name of its own")
-        if self._steps[0].continues:
-            raise ValueError(f"step {self._steps[0].name!r} is the first, so there is no step before it to continue")
+        for _, _, message in step_problems([(step.name, step.continues) for step in self._steps]):
+            raise ValueError(message)
 
     def steps(self) -> tuple[Step, ...]:
         """Return the steps in order."""
@@ -235,7 +251,7 @@ class Workflow:
         """Return all steps as a chain, each once, to be drawn. Raises DAGError with all mistakes in all steps."""
         chain: list[Task] = []
         for task in self._once():
-            chain.append(replace(task, depends_on=[one.id for one in chain[-1:]]))
+            chain.append(replace(task, depends_on=[earlier.id for earlier in chain[-1:]]))
         return DAG(chain, name=self.name, inputs=inputs)
 
     def backends(self) -> frozenset[str | None]:
@@ -249,26 +265,26 @@ class Workflow:
 
     def settings(self) -> dict[str, JsonValue]:
         """Return the settings for `from_settings`."""
-        return {"name": self.name, "steps": [settings_of(step) for step in self._steps]}
+        return {"name": self.name, "steps": [as_json(step) for step in self._steps]}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, JsonValue]) -> Workflow:
         """Return the workflow with the given stored `settings`."""
         steps = cast("list[dict[str, JsonValue]]", settings["steps"])
-        return cls([made_of(Step, step) for step in steps], name=cast("str", settings["name"]))
+        return cls([from_json(Step, step) for step in steps], name=cast("str", settings["name"]))
 
     def decide(self, run: RecordedRun) -> Decision:
         """Return a decision that adds the next step's task or ends the run: completed after the last step, otherwise
         failed.
         """
         progress = progress_of(run)
-        if any(one.status is None for one in progress.interactions):
+        if any(interaction.status is None for interaction in progress.interactions):
             return Decision()
         if run.ended is None:
             # After the end of the run, only a resume calls the policy again: a missing backend may be available by
             # now.
-            had = tuple(replace(one, unavailable=False) for one in progress.interactions)
-            progress = replace(progress, interactions=had)
+            interactions = tuple(replace(interaction, unavailable=False) for interaction in progress.interactions)
+            progress = replace(progress, interactions=interactions)
         follows = self.next_step(progress)
         if isinstance(follows, Step):
             return Decision(add=(self._next_task(follows, progress),))
@@ -300,12 +316,13 @@ class Workflow:
         if step.on_error == "go_on" and not self._is_last(index):
             return self._steps[index + 1]
         times = f" {last.number} times (max_tries)" if step.on_error == "retry" and not is_left else ""
-        why = (last.error or "no reason given").partition("\n")[0]
-        return WorkflowComplete(ok=False, error=f"step {step.name!r} failed{times}: {why}")
+        reason = (last.error or "no reason given").partition("\n")[0]
+        return WorkflowComplete(ok=False, error=f"step {step.name!r} failed{times}: {reason}")
 
     def _next_task(self, step: Step, progress: WorkflowProgress) -> Task:
         index = self._index[step.name]
-        number = max((one.number for one in progress.interactions if one.step == step.name), default=0) + 1
+        numbers = [interaction.number for interaction in progress.interactions if interaction.step == step.name]
+        number = max(numbers, default=0) + 1
         return self._task(index, number, progress)
 
     def _task(self, index: int, number: int, progress: WorkflowProgress) -> Task:
@@ -313,9 +330,10 @@ class Workflow:
         successful try.
         """
         step = self._steps[index]
-        best = {one.step: one.task_id for one in sorted(progress.interactions, key=lambda one: one.status == "ok")}
-        earlier = {one.name: best[one.name] for one in self._steps[:index] if one.name in best}
-        before = [one.task_id for one in progress.interactions[-1:] if one.task_id not in earlier.values()]
+        interactions = progress.interactions
+        tries = {entry.step: entry.task_id for entry in sorted(interactions, key=lambda entry: entry.status == "ok")}
+        earlier = {step.name: tries[step.name] for step in self._steps[:index] if step.name in tries}
+        before = [entry.task_id for entry in interactions[-1:] if entry.task_id not in earlier.values()]
         ends = isinstance(self._after_error(index, Interaction(step.name, "error", number=number)), WorkflowComplete)
         return Task(
             id=task_id(step.name, number),

@@ -30,15 +30,13 @@ from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from plait.errors import PromptError, nearest
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, json_of, text_of
 from plait.runner.prompts.prompt_names import (
     STEP,
     PromptNames,
     by_key,
     field_of,
     first_of,
-    json_of,
-    text_of,
     too_long,
     unknown_name,
 )
@@ -213,11 +211,11 @@ def _join(environment: Any, value: Any, d: str = "", attribute: str | int | None
 
 def _of_text(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the filter with its value as the text that a prompt shows."""
-    place = 1 if hasattr(function, "jinja_pass_arg") else 0
+    position = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
     def filter_text(*args: Any, **options: Any) -> Any:
-        return function(*args[:place], _text(args[place]), *args[place + 1 :], **options)
+        return function(*args[:position], _text(args[position]), *args[position + 1 :], **options)
 
     return filter_text
 
@@ -277,12 +275,13 @@ def check_template(
     dashed = _dashed_ids(tree, prompt, free)
     mistakes += dashed.values()
     free -= {part for name in dashed for part in name.split("-")}
-    told = {(str(mistake), mistake.line): mistake for mistake in sorted(mistakes, key=lambda one: one.line or 0)}
+    mistakes.sort(key=lambda mistake: mistake.line or 0)
+    reported = {(str(mistake), mistake.line): mistake for mistake in mistakes}
     results, inputs = (
         _keys(tree, name) if name not in set_here else frozenset[str]() for name in ("results", "inputs")
     )
     item = frozenset[str]() if "item" in set_here else frozenset(_needed(tree))
-    return PromptNames(frozenset(free), results, inputs, item), tuple(islice(told.values(), MAX_MISTAKES))
+    return PromptNames(frozenset(free), results, inputs, item), tuple(islice(reported.values(), MAX_MISTAKES))
 
 
 def _unavailable(tree: nodes.Template) -> Iterator[PromptError]:
@@ -293,11 +292,11 @@ def _unavailable(tree: nodes.Template) -> Iterator[PromptError]:
     assert environment is not None
     for node in tree.find_all((nodes.Filter, nodes.Test, *_TEMPLATES)):
         if isinstance(node, nodes.Filter | nodes.Test):
-            kind, known = (
+            kind, names = (
                 ("filter", environment.filters) if isinstance(node, nodes.Filter) else ("test", environment.tests)
             )
-            if node.name not in known:
-                message = f"the {kind} {node.name!r} is not available in prompts{nearest(node.name, known)}"
+            if node.name not in names:
+                message = f"the {kind} {node.name!r} is not available in prompts{nearest(node.name, names)}"
                 node.name = "string"
                 yield PromptError(message, node.lineno)
         else:
@@ -322,13 +321,13 @@ def _selves(tree: nodes.Template) -> list[PromptError]:
 
 def _dashed_ids(tree: nodes.Template, prompt: str, free: Collection[str]) -> dict[str, PromptError]:
     """Return a mistake for each `a-b` without spaces: the id of a task, and a subtraction to the template language."""
-    found: dict[str, PromptError] = {}
+    ids: dict[str, PromptError] = {}
     for node in tree.find_all(nodes.Sub):  # the longest id first
         name = _dashed(node)
-        if name and name in prompt and name.split("-")[0] in free and not any(name in other for other in found):
+        if name and name in prompt and name.split("-")[0] in free and not any(name in other for other in ids):
             message = f"{{{{ {name} }}}} is read as a subtraction; {by_key(name)}, or put spaces around a minus"
-            found[name] = PromptError(message, node.lineno)
-    return found
+            ids[name] = PromptError(message, node.lineno)
+    return ids
 
 
 def _dashed(node: nodes.Node) -> str | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import Any, cast
 
 from plait.errors import PromptError
@@ -68,18 +66,6 @@ def structured(value: JsonInput) -> JsonInput:
     return _ListOfResult(value) if isinstance(value, list | tuple) else value
 
 
-def text_of(value: object) -> str:
-    """Return `value` as a prompt shows it: text unchanged, None as nothing, everything else as JSON."""
-    if isinstance(value, str):
-        return value
-    return "" if value is None else json_of(value)
-
-
-def json_of(value: object, indent: int | None = None) -> str:
-    """Return `value` as JSON. Raise TypeError, ValueError, or RecursionError if JSON has no form for the value."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, default=_plain)
-
-
 def field_of(value: Any, key: object) -> Any:
     """Return the field of a mapping or the element of a list; Python attributes of a value do not exist for a prompt.
 
@@ -118,8 +104,8 @@ def too_long(limit: int) -> PromptError:
 
 def unknown_name(name: str, values: Mapping[str, JsonInput]) -> str:
     """Return the message about a name that is not in `values`."""
-    known = sorted(key for key in values if key.isidentifier())
-    return f"unknown name {name!r}; the prompt may use {', '.join(known[:_MOST_SHOWN]) or 'no names at all'}"
+    names = sorted(key for key in values if key.isidentifier())
+    return f"unknown name {name!r}; the prompt may use {', '.join(names[:_MOST_SHOWN]) or 'no names at all'}"
 
 
 def first_of(mistakes: Sequence[PromptError]) -> PromptError:
@@ -132,11 +118,3 @@ def _kind(value: object) -> str:
         if isinstance(value, kind):
             return name
     return "an empty value"
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, Sequence | GeneratorType):
-        return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    raise TypeError(f"a {type(value).__name__} is not JSON")

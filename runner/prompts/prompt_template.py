@@ -19,13 +19,14 @@ a name are those of a prompt, and the expression reads them as parentheses:
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from plait.errors import PromptError
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, JsonValue, json_of, parsed, text_of
 from plait.runner.prompts.prompt_names import (
     CONSTANTS,
     DEFAULT_LIMIT,
@@ -34,13 +35,16 @@ from plait.runner.prompts.prompt_names import (
     by_key,
     field_of,
     first_of,
-    text_of,
     too_long,
     unknown_name,
 )
+from plait.task import Check
 
 if TYPE_CHECKING:
     from plait.runner.prompts.jinja_template import Template
+
+ANSWER = "answer"
+"""The name of the checked answer in the texts of a check."""
 
 
 _NOT_NAMES = frozenset({*CONSTANTS, "not", "self"})
@@ -94,6 +98,36 @@ def render(prompt: str, values: Mapping[str, JsonInput], *, limit: int = DEFAULT
     return prompt
 
 
+def evaluated(value: JsonInput, values: Mapping[str, JsonInput]) -> JsonValue:
+    """Return `value` with its texts rendered, those in lists and mappings too. A text that is one name, such as
+    `{{ item }}` or `{{ review.score }}`, becomes the value itself. Raise PromptError as `render`.
+    """
+    if isinstance(value, str):
+        plain, text = _plain(value), value.strip()
+        if plain is None or len(plain[0]) != 1 or not _CONSTRUCT.fullmatch(text) or plain[0][0][0] == "'":
+            return render(value, values)
+        inserted = _value_at(plain[0][0], values)
+        return str(inserted) if isinstance(inserted, str) else parsed(json_of(inserted))
+    if isinstance(value, Mapping):
+        return {name: evaluated(inner, values) for name, inner in value.items()}
+    return [evaluated(inner, values) for inner in value] if isinstance(value, Sequence) else value
+
+
+def names_in(value: JsonInput) -> tuple[PromptNames, Sequence[PromptError]]:
+    """Return the names in the texts of `value`, and the mistakes of these texts, as `parse_names`."""
+    if isinstance(value, str):
+        return parse_names(value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, Sequence) else ()
+    found = [names_in(one) for one in inner]
+    return joined(names for names, _ in found), [mistake for _, mistakes in found for mistake in mistakes]
+
+
+def joined(found: Iterable[PromptNames]) -> PromptNames:
+    """Return the names of all `found`."""
+    fields = [(one.names, one.results, one.inputs, one.item) for one in found]
+    return PromptNames(*(frozenset(chain.from_iterable(sets)) for sets in zip(*fields, strict=True)))
+
+
 def is_plain(prompt: str) -> bool:
     """Return whether a prompt holds names and fields and nothing else."""
     return "" not in _CONSTRUCT.findall(prompt)
@@ -105,13 +139,13 @@ def check_plain(prompt: str) -> PromptError | None:
     starts = [*islice(wrong, _MOST_SHOWN + 1)]
     if not starts:
         return None
-    excerpts = [*dict.fromkeys(found[0] for start in starts if (found := _SHOWN.match(prompt, start)))]
-    shown = ", ".join(excerpts[:_MOST_SHOWN]) + (", ..." if len(excerpts) > _MOST_SHOWN else "")
-    ids = [found[1] for text in excerpts if (found := _DASHED.match(text)) and found[1] not in CONSTANTS]
+    excerpts = [*dict.fromkeys(match[0] for start in starts if (match := _SHOWN.match(prompt, start)))]
+    examples = ", ".join(excerpts[:_MOST_SHOWN]) + (", ..." if len(excerpts) > _MOST_SHOWN else "")
+    ids = [match[1] for text in excerpts if (match := _DASHED.match(text)) and match[1] not in CONSTANTS]
     hint = next((f"; {by_key(name)}" for name in ids if name in _NOT_NAMES or not name.isidentifier()), "")
     message = (
         f"the prompt of an added task may hold names and fields, as in {{{{ name }}}} and {{{{ name.field }}}}, and no "
-        f"other template syntax, such as {shown}{hint}; two braces as they are: {{{{ '{{{{' }}}}"
+        f"other template syntax, such as {examples}{hint}; two braces as they are: {{{{ '{{{{' }}}}"
     )
     return PromptError(message, _line(prompt, starts[0]))
 
@@ -162,20 +196,25 @@ def _fill_in(prompt: str, values: Mapping[str, JsonInput], limit: int) -> str:
 def _text_at(path: str, values: Mapping[str, JsonInput]) -> str:
     if path[0] == "'":
         return path[1:-1]
-    name, *keys = (path,) if path.isidentifier() else _steps(path)
-    if name not in values:
-        raise PromptError(unknown_name(str(name), values))
-    value = values[str(name)]
-    for place, key in enumerate(keys, 1):
-        try:
-            value = field_of(value, key)
-        except LookupError as error:
-            owner = "".join(found[0] for found, _ in zip(_TOKEN.finditer(path), range(place), strict=False))
-            raise PromptError(f"{owner} {error.args[0]}") from error
+    value = _value_at(path, values)
     try:
         return text_of(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise PromptError(f"the value of {path!r} cannot be written as JSON: {error}") from error
+
+
+def _value_at(path: str, values: Mapping[str, JsonInput]) -> JsonInput:
+    name, *keys = (path,) if path.isidentifier() else _steps(path)
+    if name not in values:
+        raise PromptError(unknown_name(str(name), values))
+    value = values[str(name)]
+    for depth, key in enumerate(keys, 1):
+        try:
+            value = field_of(value, key)
+        except LookupError as error:
+            owner = "".join(token[0] for token, _ in zip(_TOKEN.finditer(path), range(depth), strict=False))
+            raise PromptError(f"{owner} {error.args[0]}") from error
+    return value
 
 
 def _steps(path: str) -> Iterator[str | int]:
@@ -204,6 +243,18 @@ def condition_names(condition: str) -> tuple[PromptNames, Sequence[PromptError]]
     return template.names, template.mistakes
 
 
+def check_texts(check: Check) -> Iterator[tuple[str, PromptNames, Sequence[PromptError]]]:
+    """Yield each template of a check with the names that it uses, as far as they can be read, and its mistakes. The
+    name `answer`, of the checked answer, is left out.
+    """
+    for word in check.run:
+        yield word, *parse_names(word)
+    for text, read in ((check.judge, parse_names), (check.passes, condition_names)):
+        if text:
+            names, mistakes = read(text)
+            yield text, replace(names, names=names.names - {ANSWER}), mistakes
+
+
 def is_true(condition: str, values: Mapping[str, JsonInput]) -> bool:
     """Return whether `condition` is true of `values`. Raise PromptError if the condition cannot be evaluated, or has a
     value other than true, false, none and an empty text; none and an empty text are false.
@@ -217,8 +268,10 @@ def is_true(condition: str, values: Mapping[str, JsonInput]) -> bool:
         message = f"{order[1]!r} needs two numbers or two texts; fields that are numbers come with an output_schema"
         raise PromptError(message, error.line) from error
     if text not in _OUTCOMES:
-        shown = text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
-        raise PromptError(f"its value is {shown!r}, neither true nor false; compare the value, as in == {shown[:20]!r}")
+        excerpt = text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+        raise PromptError(
+            f"its value is {excerpt!r}, neither true nor false; compare the value, as in == {excerpt[:20]!r}"
+        )
     return _OUTCOMES[text]
 
 

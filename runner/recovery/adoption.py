@@ -18,7 +18,6 @@ from anyio.to_thread import run_sync
 
 from plait import events
 from plait.backends.backend_protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
-from plait.persistence.store_protocol import files_root
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
 from plait.runner.domain.asked_question import parse_time
@@ -26,7 +25,7 @@ from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.engine.live_run import AdoptedAttempt
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.resume_plan import outlives
-from plait.runner.state.attempt_files import attempt_files
+from plait.runner.state.attempt_files import attempt_files, files_root
 from plait.runner.state.stored_conversations import load_continuation
 from plait.runner.state.stored_run import StoredRun, placed_attempts
 from plait.statuses import TASK_STATUSES, TaskStatus
@@ -37,7 +36,7 @@ async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
     turns: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
     for task, record in zip(run.state.dag, run.tasks, strict=True):
-        if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and task.for_each is None:
+        if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and not task.gathers:
             backend = options.backends.get(run.state.dag.backend_of(task) or options.default)
             if isinstance(backend, DetachedBackend):
                 turns[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)

@@ -1,29 +1,44 @@
-"""Takeover of a run without an owner: settle interrupted attempts, and load the conversations that tasks continue."""
+"""Resume of a stored run: taken over from a dead owner, its interrupted attempts settled, the conversations that tasks
+continue loaded; executed, and on with what the store has taken.
+"""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from plait import events
 from plait.clock_and_ids import iso
-from plait.errors import BackendError, ErrorKind, PlaitError, PolicyMissing, RunNotFound, RunNotResumable, StoreError
+from plait.errors import (
+    BackendError,
+    ErrorKind,
+    PlaitError,
+    PolicyMissing,
+    RunNotFound,
+    RunNotResumable,
+    RunOwned,
+    StoreError,
+)
 from plait.events import TASK_RESULTS
 from plait.json_form import JsonInput
-from plait.persistence.store_records import TaskRecord
+from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way, parse_time
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.run_result import html_table
+from plait.runner.domain.run_result import Degradation, RunResult, html_table
+from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.engine.lease import Liveness, acquire, liveness, wait_for_expiry
-from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
+from plait.runner.engine.lease import Liveness, acquire, liveness, short_claim_ends, unregister, wait_for_expiry
+from plait.runner.engine.live_run import AdoptedAttempt, LiveRun, Run
+from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
+from plait.runner.engine.run_lifecycle import Diverged, execute_run, note_cancelled
 from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
-from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers
+from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers, question_of
 from plait.runner.recovery.resume_plan import (
     ANSWERED,
     RUNS,
@@ -38,23 +53,34 @@ from plait.runner.recovery.resume_plan import (
     steps_of_cancelled,
     steps_of_decided,
 )
-from plait.runner.reuse.earlier_answers import EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
+from plait.runner.reuse.earlier_answers import REUSE, EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
+from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import (
     PolicyState,
     StoredPolicy,
     StoredRun,
+    ended_result,
     needs_no_work,
     next_tries,
     read_policy_state,
+    require_unfailed,
+    stored_run,
+    unfinished_on_hosts,
+    with_prompts,
 )
 from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 from plait.task import Task
 
+_MOST_CLAIMS = 10
+"""How often a resume claims a run that other processes claim at the same time."""
+OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
+"""Called with the hosts that cannot be reached, and the ids of the tasks that may be under way on each."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResumeOptions:
-    """The options of a resume."""
+    """The options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
 
     retry_failed: bool = False
     """Whether failed tasks and damaged results start over."""
@@ -64,6 +90,10 @@ class ResumeOptions:
     """A policy of the stored kind; None for the built-in policy of that kind."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     """New prompts of failed tasks that start over, by task id."""
+
+    def __post_init__(self) -> None:
+        if self.prompts and not self.retry_failed:
+            raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +159,120 @@ async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> Res
         steps=steps,
         later=later,
     )
+
+
+def continued_run(config: RunOptions, run_id: str, how: ResumeOptions, run: StoredRun | None = None) -> Run:
+    """Return a stored run, to begin or to continue; `run` is the run as it has been read already."""
+
+    async def drive(live: LiveRun) -> RunResult:
+        return await go_on(live, await _resume_once(live, how, run))
+
+    return Run(LiveRun(run_id=run_id, options=config), drive)
+
+
+async def go_on(live: LiveRun, outcome: RunResult | Diverged) -> RunResult:
+    """Return the result of a run. If the store has refused a part of it, first continue with what is stored."""
+    while isinstance(outcome, Diverged):
+        interrupted = outcome.result
+        try:
+            outcome = await _resume_once(live, ResumeOptions(policy=live.policy))
+        except StoreError as error:
+            at = live.stamp()
+            live.feed.publish(events.RunInterrupted(at, live.run_id, str(error)))
+            degraded = (*interrupted.degraded, Degradation(at, None, str(error)))
+            return replace(interrupted, degraded=degraded, error=str(error))
+        if isinstance(outcome, Diverged):
+            outcome = Diverged(_joined(interrupted, outcome.result))
+        else:
+            outcome = _joined(interrupted, outcome)
+    return outcome
+
+
+async def _resume_once(live: LiveRun, how: ResumeOptions, read: StoredRun | None = None) -> RunResult | Diverged:
+    config, run_id = live.options, live.run_id
+
+    async def prepared_or_result() -> RunResult | None:
+        run = read if read is not None and not tries else await stored_run(config.store, run_id)
+        live.feed.status = run.status
+        for task_id in how.answers or ():
+            question_of(run, task_id)
+        if needs_no_work(run, how.retry_failed):
+            if how.answers:
+                require_unfailed(run)
+            return ended_result(run)
+        run = with_prompts(run, how.prompts)
+        if not await wait_for_expiry(config, run, live):
+            return run.state.result(run_id, RunStatus.INTERRUPTED)
+        plan = await decide(config, run, how)
+        if plan.cancelled:
+            return await finish_cancelling(config, run, live.feed)
+        live.answers = await earlier_answers(config, run)
+        if await prepare_resume(live, plan):
+            return None
+        return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
+
+    tries = 0
+    while True:
+        try:
+            result = await prepared_or_result()
+            break
+        except RunOwned:
+            tries += 1
+            store = config.store
+            if store is None or tries == _MOST_CLAIMS or not await short_claim_ends(config, store, run_id):
+                raise
+    return await execute_run(live) if result is None else result
+
+
+def _joined(before: RunResult, after: RunResult) -> RunResult:
+    """Return the result of a run that went on in one process, which did what was done `before`."""
+    reused = {one.id for one in before.tasks.values() if one.reused}
+    summary = before.resume_summary
+    if summary is not None and (more := after.resume_summary) is not None:
+        ran, repeated = summary.ran + more.ran, summary.repeated + more.repeated
+        summary = replace(summary, ran=ran, repeated=repeated, adopted=summary.adopted + more.adopted)
+    return replace(
+        after,
+        tasks={name: replace(task, reused=name in reused) for name, task in after.tasks.items()},
+        degraded=(*before.degraded, *after.degraded),
+        resume_summary=summary,
+    )
+
+
+async def finish_cancelling(
+    config: RunOptions, run: StoredRun, feed: Feed, on_unreached: OnUnreached = lambda _hosts: None
+) -> RunResult:
+    """Cancel all unfinished tasks of a run without an owner in a single transaction: claim, cancel, release.
+
+    Raises RunOwned if another process has just claimed the run, StoreError.
+    """
+    state, record = run.state, run.record
+    at = iso(config.clock.wall())
+    new_events: list[events.Event] = []
+    sessions: dict[int, str] = {}
+    for position, status in enumerate(state.statuses):
+        if status not in TASK_DONE:
+            new_events.append(state.cancel(position, at))
+            if session_id := run.tasks[position].session_id:
+                sessions[position] = session_id
+    new_events.append(events.RunCancelled(at, record.run_id))
+    owner, written = await acquire(config, run.store, record, new_events)
+    unregister(owner)
+    await kill_orphans(run.store, record.run_id)
+    await end_run_on_hosts(config, record, written.epoch, on_unreached)
+    await note_cancelled(config, record.run_id, state, sessions)
+    for event in new_events:
+        feed.publish(event)
+    return state.result(record.run_id, RunStatus.CANCELLED, resume_summary=state.resume_summary())
+
+
+async def end_run_on_hosts(config: RunOptions, record: RunRecord, epoch: int, on_unreached: OnUnreached) -> None:
+    """End what a cancelled run without an owner still has on other hosts. Raises StoreError."""
+    assert config.store is not None
+    placed = await unfinished_on_hosts(config.store, record.run_id)
+    claim = run_on_hosts(record.run_id, record.created_at, epoch)
+    if missing := await end_on_hosts(config.backends.values(), claim, placed):
+        on_unreached(missing)
 
 
 async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
@@ -197,8 +341,10 @@ async def earlier_answers(options: RunOptions, run: StoredRun) -> EarlierAnswers
 
     Raises RunNotResumable for a fork that may not have taken over all kept results, if the earlier run is deleted.
     """
-    reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
-    dag, now = run.state.dag, options.clock.wall()
+    settings, dag, now = json.loads(run.record.settings), run.state.dag, options.clock.wall()
+    if REUSE not in settings and not dag.caches:
+        return None
+    reuse = ReuseFrom.of_settings(settings)
     try:
         return await load_earlier_answers(options.store, dag, answer_keys(options), reuse, now)
     except RunNotFound:
@@ -209,7 +355,7 @@ async def earlier_answers(options: RunOptions, run: StoredRun) -> EarlierAnswers
                 f"run {run.record.run_id} was made from run {reuse.like}, which is deleted, and may not have taken "
                 f"over all the results that it keeps; start a new run"
             ) from None
-        return await load_earlier_answers(options.store, dag, answer_keys(options), None, now)
+        return await load_earlier_answers(options.store, dag, answer_keys(options), None, now) if dag.caches else None
 
 
 def _require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
@@ -335,10 +481,10 @@ async def _load_own(run: StoredRun, position: int, step: ResumeStep) -> None:
 
 
 def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
-    """Return whether the next prompt of a planner may be the list of mistakes in the added tasks: the list was never
-    sent, or the attempt with the list was interrupted early or failed.
+    """Return whether the next prompt may be the reason for which an answer was refused: invalid tasks, or a failed
+    check. The reason was never sent, or the attempt with the reason was interrupted early or failed.
     """
-    if not task.adds_tasks or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
+    if not (task.adds_tasks or task.check) or TaskStatus(record.status) not in {TaskStatus.PENDING, TaskStatus.RUNNING}:
         return False
     if needs_correction(record):
         return step.action is ResumeAction.CONTINUE
@@ -360,11 +506,11 @@ def _waits(run: StoredRun, position: int, until: float, at: str) -> events.TaskE
     return events.TaskRetried(
         at,
         record.task_id,
-        record.attempt,
-        kind,
-        error,
-        delay_s,
-        record.duration_s or 0.0,
+        attempt=record.attempt,
+        error_kind=kind,
+        error=error,
+        delay_s=delay_s,
+        duration_s=record.duration_s or 0.0,
         continues_session=continues,
     )
 

@@ -13,10 +13,10 @@ from enum import StrEnum
 from plait.backends.backend_protocol import DetachedTurn
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Way, answers_of
-from plait.runner.domain.continuation import INVALID_TASKS
+from plait.runner.domain.continuation import is_refusal
 from plait.runner.domain.dag import DAG
 from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
-from plait.task import FailureMode, Task, at_most_once_question, crash_question
+from plait.task import FailureMode, Join, Task, at_most_once_question, crash_question, may_start
 
 
 class ResumeAction(StrEnum):
@@ -51,6 +51,7 @@ RUNS = frozenset({ResumeAction.CONTINUE, ResumeAction.START_OVER, ResumeAction.S
 """Actions that execute the task."""
 _PASSES = RUNS | {ResumeAction.ADOPT}
 """Actions assumed to end in success."""
+_COMPLETED = TaskStatus.COMPLETED.value
 _CONTINUES = frozenset({ResumeAction.CONTINUE, ResumeAction.ADOPT})
 """Actions that continue an existing conversation."""
 
@@ -96,6 +97,7 @@ def plan_resume(
         for task, record in zip(dag.tasks, records, strict=True)
     ]
     passes = [False] * len(steps)
+    waits = [False] * len(steps)  # for a person, or behind a task that does
     for position in dag.order:
         step, task = steps[position], dag.tasks[position]
         # A running at-most-once attempt is not discarded, even if a dependency runs again: the effect has begun.
@@ -103,21 +105,45 @@ def plan_resume(
         if step.action in _PASSES and not stays:
             needed = [n for n in dag.needed(position) if not dag.pairs_up(position, n)]
             in_the_way = [dag.tasks[n].id for n in needed if not passes[n]]
+            if (join := dag.join_of(position)) != "all":
+                in_the_way = _in_the_way_of_join(join, dag.dependencies[position], records, steps, passes, waits)
             if in_the_way:
                 step = ResumeStep(task.id, ResumeAction.BLOCKED, f"waits for {', '.join(in_the_way[:3])}")
                 steps[position] = step
-            elif step.action in _CONTINUES and _runs_again(dag, steps, position):
+            elif step.action in _CONTINUES and _runs_again(dag, records, steps, position):
                 # The prompt in the session holds the old results of the dependencies.
                 reason = "a dependency runs again"
                 step = replace(step, action=ResumeAction.START_OVER, reason=reason, repeats=True)
                 steps[position] = step
         passes[position] = step.action in _PASSES or _lets_pass(task, records[position], step)
+        waits[position] = step.action is ResumeAction.ASK
+        if step.action is ResumeAction.BLOCKED:
+            waits[position] = any(waits[n] for n in dag.needed(position))
     return steps
 
 
-def _runs_again(dag: DAG, steps: Sequence[ResumeStep], position: int) -> bool:
-    """Return whether a dependency of the task runs again."""
-    return any(steps[n].action in RUNS for n in dag.needed(position))
+def _in_the_way_of_join(
+    join: Join,
+    needed: Sequence[int],
+    records: Sequence[TaskRecord],
+    steps: Sequence[ResumeStep],
+    passes: Sequence[bool],
+    waits: Sequence[bool],
+) -> list[str]:
+    """Return the dependencies for which a task with `join` cannot start; none if it can."""
+    unended = [n for n in needed if waits[n]]
+    dead = [n for n in needed if not passes[n] and not waits[n]]
+    completed = sum(passes[n] and (steps[n].action in _PASSES or records[n].status == _COMPLETED) for n in needed)
+    starts = may_start(join, completed=completed, unended=len(unended), dead=len(dead))
+    return [] if starts else [steps[n].task_id for n in (unended or dead)]
+
+
+def _runs_again(dag: DAG, records: Sequence[TaskRecord], steps: Sequence[ResumeStep], position: int) -> bool:
+    """Return whether a dependency of the task runs again, which the task did not start without."""
+    goes_on = dag.tasks[position].join == "any"
+    return any(
+        steps[n].action in RUNS and not (goes_on and records[n].status != _COMPLETED) for n in dag.needed(position)
+    )
 
 
 def steps_of_cancelled(records: Sequence[TaskRecord]) -> list[ResumeStep]:
@@ -153,15 +179,16 @@ def find_damaged_dependency(
     for position, (task, record, step) in enumerate(zip(dag.tasks, records, steps, strict=True)):
         if not record.damaged or step.action is not ResumeAction.KEEP:
             continue
-        passes = task.failure_mode is not FailureMode.HARD and not unfinished.isdisjoint(dag.needed_by(position))
+        after = unfinished.intersection(dag.needed_by(position))
+        passes = any(task.failure_mode is not FailureMode.HARD or dag.tasks[n].join != "all" for n in after)
         if decides or passes:
             return task.id
     return None
 
 
 def needs_correction(record: TaskRecord) -> bool:
-    """Return whether the last attempt added invalid tasks and the planner has not received the mistakes yet."""
-    return TASK_STATUSES[record.status] is TaskStatus.PENDING and (record.error or "").startswith(INVALID_TASKS)
+    """Return whether the last answer was refused, and the conversation has not received the reason yet."""
+    return TASK_STATUSES[record.status] is TaskStatus.PENDING and is_refusal(record.error)
 
 
 def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: bool) -> ResumeStep:

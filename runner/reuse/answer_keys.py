@@ -1,23 +1,24 @@
-"""What makes two answers the same: the key of an answer, and what changed where two keys differ.
+"""What makes two answers the same, and what changed where they differ.
 
-A key is the digest of everything that determines an answer. Two tasks with equal keys may share an answer. The key
-holds the prompt as rendered, so a task behind an upstream task that ran again and gave the same text keeps the answer.
+Two tasks of two runs of a plan are compared part by part: `have_same_answer`. An answer for any plan has a key, the
+digest of the same parts without the task's place in a plan: `AnswerKeys.key`. Both hold the prompt as rendered, so a
+task behind an upstream task that ran again and gave the same text keeps the answer.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, to_json
 from plait.runner.domain.dag import group_of
-from plait.runner.domain.prompt_values import prompt_values
-from plait.runner.state.codec import to_json
+from plait.runner.domain.prompt_values import named, names_of, prompt_values
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
-from plait.task import MODEL_SETTINGS, Task, TaskFile
+from plait.statuses import TaskStatus
+from plait.task import MODEL_SETTINGS, OWN_OPTIONS, Task, TaskFile
 
 _FIELDS = {
     "when": "condition",
@@ -29,85 +30,231 @@ _FIELDS = {
 
 
 class AnswerKeys:
-    """The answer keys of the tasks of one run, each worked out once.
+    """What determines the answers of the tasks of one run.
 
     `backend_keys` are the answer keys of the run's backends, by name; "" is the default backend. Answers of the tasks
-    at the positions `excluded` are never shared; None stands for the tasks that asked a person. With `anywhere` a key
-    has no part of the plan: neither the id, nor the condition, nor the name of the backend.
+    at the positions `excluded` are never shared; None stands for the tasks that asked a person.
     """
 
     def __init__(
-        self,
-        state: RunState,
-        backend_keys: Mapping[str, JsonValue],
-        *,
-        excluded: Collection[int] | None = None,
-        anywhere: bool = False,
+        self, state: RunState, backend_keys: Mapping[str, JsonValue], *, excluded: Collection[int] | None = None
     ) -> None:
         self.state = state
         self.backend_keys = backend_keys
-        self.by_position: dict[int, str | None] = {}
-        """The keys worked out so far; None for an answer that is never shared."""
-        self.prompts: dict[int, str] = {}
-        """The rendered prompts behind the keys."""
         self.changes: dict[int, str | None] = {}
         """What `describe_change` returned so far, by position."""
+        self.same: dict[tuple[int, int], bool] = {}
+        """What `have_same_answer` returned so far for conversations, by the positions in both runs."""
+        self._by_position: dict[int, str | None] = {}
+        self._identities: dict[Hashable, list[int]] = {}
         self._excluded = state.answers if excluded is None else excluded
-        self._anywhere = anywhere
+
+    def with_identity(self, identity: Hashable) -> Collection[int]:
+        """Return the positions of the tasks with the `task_identity`."""
+        if not self._identities:
+            for position in range(len(self.state.dag)):
+                self._identities.setdefault(task_identity(self.state, position), []).append(position)
+        return self._identities.get(identity, ())
 
     def key(self, position: int) -> str | None:
-        """Return the key of the task's answer, once all dependencies are done; None if the answer is never shared."""
-        links = [] if position in self.by_position else [position]
-        while links and (before := self._continued(links[-1])) is not None and before not in self.by_position:
+        """Return the key of the task's answer for any plan, once all dependencies are done; None if the answer is never
+        shared. Each key is worked out once.
+        """
+        links = [] if position in self._by_position else [position]
+        while links and (before := self.continued(links[-1])) is not None and before not in self._by_position:
             links.append(before)  # a conversation may be long, so no recursion
         for link in reversed(links):
-            self.by_position[link] = self._new_key(link)
-        return self.by_position[position]
+            self._by_position[link] = self._new_key(link)
+        return self._by_position[position]
 
-    def _continued(self, position: int) -> int | None:
+    def continued(self, position: int) -> int | None:
         """Return the completed task whose conversation the task continues; None without."""
         before = self.state.dag.tasks[position].continues
         return None if before is None or not self.state.is_completed(before) else self.state.dag.position(before)
 
-    def _is_shareable(self, position: int) -> bool:
+    def is_shareable(self, position: int) -> bool:
+        """Return whether the task is of a kind whose answers may be taken over, on a backend that allows it."""
         task = self.state.dag.tasks[position]
-        if task.adds_tasks or task.for_each is not None or self.state.has_added(position):
+        if task.adds_tasks or task.gathers or self.state.has_added(position):
             return False
-        return position not in self._excluded
+        if position in self._excluded or self._was_a_matter_of_time(position):
+            return False
+        return (self.state.dag.backend_of(task) or "") in self.backend_keys
+
+    def _was_a_matter_of_time(self, position: int) -> bool:
+        """Return whether the prompt depends on when other tasks completed: with `join: any`, if several dependencies
+        did, and behind such a task, if it names a task that may not be done before.
+        """
+        dag, task = self.state.dag, self.state.dag.tasks[position]
+        if not dag.joins_any:
+            return False
+        dependencies = dag.dependencies[position]
+        if task.join == "any":
+            return sum(self.state.statuses[each] is TaskStatus.COMPLETED for each in dependencies) > 1
+        return not {dag.position(name) for name in named(task) if name in dag}.issubset(dag.needed(position))
 
     def _new_key(self, position: int) -> str | None:
         task, prefix = self.state.dag.tasks[position], None
-        name = self.state.dag.backend_of(task) or ""
-        if name not in self.backend_keys or not self._is_shareable(position):
+        if not self.is_shareable(position):
             return None
-        if (before := self._continued(position)) is not None:
-            if not self._is_shareable(before) or (earlier := self.by_position[before]) is None:
+        if (before := self.continued(position)) is not None:
+            if not self.is_shareable(before) or (earlier := self._by_position[before]) is None:
                 return None
             prefix = [earlier, self.state.results[before].text]
         try:
-            prompt = clean_text(self.state.prompt(task))
+            prompt, check = clean_text(self.state.prompt(task)), self.state.check_key(task)
+            values = self.state.argument_values(task)
         except Exception:  # reported by the attempt
             return None
-        self.prompts[position] = prompt
-        place = [] if self._anywhere else [task_identity(self.state, position), task.when, name]
-        determines = [1, place, prompt, settings_of(task), self.backend_keys[name], prefix]
+        backend = self.backend_keys[self.state.dag.backend_of(task) or ""]
+        further: list[object] = [one for one in (check, values) if one]
+        determines = [1, [], prompt, settings_of(task), backend, prefix, *further]
+        if (judge := _judge_of(task)) is not None:
+            determines.append(self.backend_keys.get(judge))
         return hashlib.sha256(to_json(determines).encode()).hexdigest()
+
+
+def have_same_answer(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    """Return whether a task of an earlier run and the same task of another run, all of whose dependencies are done, may
+    share an answer: everything that determines it is the same.
+    """
+    pairs = [(earlier, later)]
+    while (pair := _both_continue(before, after, *pairs[-1])) is not None and pair not in after.same:
+        pairs.append(pair)  # a conversation may be long, so no recursion
+    for old, new in pairs[:0:-1]:
+        is_same = have_same_identity(before.state, old, after.state, new) and _is_same(before, old, after, new)
+        after.same[old, new] = is_same
+    return _is_same(before, earlier, after, later)
+
+
+def _both_continue(before: AnswerKeys, after: AnswerKeys, earlier: int, later: int) -> tuple[int, int] | None:
+    """Return the completed tasks whose conversations both tasks continue; None if one of them continues none."""
+    if (old := before.continued(earlier)) is None or (new := after.continued(later)) is None:
+        return None
+    return old, new
+
+
+def _is_same(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    if not (before.is_shareable(earlier) and after.is_shareable(later)):
+        return False
+    old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
+    return (
+        (old is new or (_same_condition(old, new) and _same_settings(old, new)))
+        and _same_backend(before, old, after, new)
+        and _same_conversation(before, earlier, after, later)
+        and _same_prompt(before.state, old, after.state, new)
+    )
+
+
+def have_same_identity(before: RunState, earlier: int, after: RunState, later: int) -> bool:
+    """Return whether two tasks are the same task of a plan, see `task_identity`."""
+    old, new = before.dag.tasks[earlier], after.dag.tasks[later]
+    if old.id == new.id:
+        if "." not in new.id:  # neither a part nor a task of a called plan
+            return True
+        are_of_plans = before.added_by(earlier) is None is after.added_by(later)
+        if are_of_plans and _is_equal(old.item, new.item):
+            return True
+    return task_identity(before, earlier) == task_identity(after, later)
+
+
+def _same_condition(old: Task, new: Task) -> bool:
+    return old.when == new.when
+
+
+def _same_settings(old: Task, new: Task) -> bool:
+    return _is_equal(settings_of(old), settings_of(new))
+
+
+def _same_backend(before: AnswerKeys, old: Task, after: AnswerKeys, new: Task) -> bool:
+    was, now = before.state.dag.backend_of(old) or "", after.state.dag.backend_of(new) or ""
+    if was != now or not _is_equal(before.backend_keys[was], after.backend_keys[now]):
+        return False
+    was, now = _judge_of(old) or "", _judge_of(new) or ""
+    return was == now and (not was or _is_equal(before.backend_keys.get(was), after.backend_keys.get(now)))
+
+
+def _judge_of(task: Task) -> str | None:
+    return None if task.check is None else task.check.backend
+
+
+def _same_conversation(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    old, new = before.continued(earlier), after.continued(later)
+    if old is None or new is None:
+        return old is new
+    return after.same[old, new] and before.state.results[old].text == after.state.results[new].text
+
+
+def _same_prompt(before: RunState, old: Task, after: RunState, new: Task) -> bool:
+    """Return whether prompt, arguments and check are the same as rendered. They are not rendered if they are the same
+    as written, with nothing in them but the item and inputs of equal values.
+    """
+    try:
+        plain = not (old.run or new.run or old.check or new.check or old.aliases or new.aliases)
+        if plain and (old is new or (old.prompt == new.prompt and _is_equal(old.item, new.item))):
+            was, now, names = before.dag.inputs, after.dag.inputs, names_of(new).names
+            if all(
+                name == "item" or (name in was and name in now and _is_equal(was[name], now[name])) for name in names
+            ):
+                return True
+        if clean_text(before.prompt(old)) != clean_text(after.prompt(new)):
+            return False
+        if not _is_equal(before.argument_values(old), after.argument_values(new)):
+            return False
+        return _is_equal(before.check_key(old), after.check_key(new))
+    except Exception:  # reported by the attempt
+        return False
+
+
+def _is_equal(one: object, other: object) -> bool:
+    """Return whether two values have the same JSON. To Python alone, 1 is the same as true and as 1.0."""
+    if one is other or type(one) is str:
+        return one == other
+    if type(one) is not type(other) or one != other:
+        return to_json(one) == to_json(other)
+    if type(one) is dict:
+        old, new = cast("dict[str, object]", one), cast("dict[str, object]", other)
+        return [*old] == [*new] and all(map(_is_equal, old.values(), new.values()))
+    if type(one) is list or type(one) is tuple:
+        return all(map(_is_equal, cast("list[object]", one), cast("list[object]", other)))
+    return repr(one) == repr(other)
+
+
+_NO_SETTINGS: list[Any] = []
 
 
 def settings_of(task: Task) -> list[Any]:
     """Return the settings of the task that determine an answer, beside the prompt and the backend."""
-    return [task.output_schema, task.metadata, [getattr(task, name) for name in MODEL_SETTINGS], _files(task)]
+    model = [] if task.options is OWN_OPTIONS else [getattr(task, name) for name in MODEL_SETTINGS]
+    if task.output_schema is None and not (task.metadata or model or task.files):
+        return _NO_SETTINGS
+    return [task.output_schema, task.metadata, model, _files(task)]
 
 
 def _files(task: Task) -> list[list[str]]:
     return [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)]
 
 
-def task_identity(state: RunState, position: int) -> list[Any]:
-    """Return the id of the task; for a part of a `for_each` the id of the whole and the element, never the number."""
+def task_identity(state: RunState, position: int) -> Hashable:
+    """Return the id of the task; for a part of a `for_each` the id of the whole and the element, never the number. For
+    a task of a called plan, the identity of the calling task and the rest of the id, if that is such a part.
+    """
     task = state.dag.tasks[position]
-    whole = group_of(task.id, task.item)
-    return [task.id] if whole is None else [whole, task.item]
+    name, whole = state.added_by(position) if "." in task.id else None, group_of(task.id, task.item)
+    own = task.id if whole is None else (whole, _element(task))
+    if name is None or not (caller := state.dag[name]).calls:
+        return own
+    identity, rest = task_identity(state, state.dag.position(name)), len(caller.id)
+    if identity == caller.id:
+        return own
+    return identity, task.id[rest:] if whole is None else (whole[rest:], _element(task))
+
+
+def _element(task: Task) -> Hashable:
+    """Return the element of a part, a row of texts without the detour of its JSON."""
+    if isinstance(task.item, Mapping) and all(type(value) is str for value in task.item.values()):
+        return tuple(task.item.items())
+    return to_json(task.item)
 
 
 def describe_change(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> str | None:
@@ -132,6 +279,10 @@ def _changes(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) ->
     old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
     if old.prompt != new.prompt:
         yield f"prompt changed: line {first_changed_line(old.prompt, new.prompt)}"
+    if old.run != new.run:
+        yield "command changed"
+    if old.check != new.check:
+        yield "check changed"
     for name, word in _FIELDS.items():
         if getattr(old, name) != getattr(new, name):
             yield f"{word} changed"

@@ -2,12 +2,12 @@
 of each task, and looks in three places:
 
 - a fork keeps some completed tasks of its run as they are, whatever their backends;
-- `like`: the completed tasks of one earlier run, by answer key;
-- `cache: true`: the tasks of all runs of the store, by the part of the key that is not of the plan.
+- `like`: the same tasks of one earlier run, if everything that determines an answer is as before;
+- `cache: true`: the tasks of all runs of the store, by the key of the answer.
 
 A fork runs on from some tasks. These tasks, the tasks that did not complete, and all tasks downstream of both make the
 cone of the fork. A completed task outside the cone is kept: with its result, its conversation, and the tasks that it
-added. Inside the cone a task takes an answer over only by its key.
+added. Inside the cone a task takes an answer over only if nothing changed.
 
 The answers of all runs are read once, when a run starts, and prompts are rendered only for tasks with the settings of
 one with `cache`. An answer that was itself taken over is no source for the cache, because its age would begin anew; nor
@@ -17,7 +17,7 @@ is an answer given by a person.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,12 +25,11 @@ from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.threads import read_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG, group_of
-from plait.runner.reuse.answer_keys import AnswerKeys, settings_of
-from plait.runner.state.codec import to_json
+from plait.runner.reuse.answer_keys import AnswerKeys, have_same_answer, have_same_identity, settings_of, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_conversations import own_messages, sent_prompt
 from plait.runner.state.stored_run import StoredRun, stored_run
@@ -91,7 +90,7 @@ def is_try(settings: Mapping[str, Any]) -> bool:
     return (reuse := ReuseFrom.of_settings(settings)) is not None and reuse.only is not None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EarlierAnswer:
     """An answer of a completed task of an earlier run, or given by a person."""
 
@@ -112,6 +111,8 @@ class EarlierAnswer:
     """The tasks that the task added to the run."""
     session_id: str | None = None
     """The backend's id of the conversation, for a backend that can fork the session."""
+    position: int | None = None
+    """The position of the task in the run of `like`, for an answer with nothing but the text and the data."""
 
 
 class EarlierAnswers:
@@ -121,14 +122,19 @@ class EarlierAnswers:
         self.backend_keys = backend_keys
         self.fork_keeps: Mapping[str, EarlierAnswer] = {}
         """The answers that a fork keeps in any case, by task id."""
+        self.before: AnswerKeys | None = None
+        """What determines the answers of the earlier run."""
         self.persons: Collection[int] = ()
         """The positions of the tasks of the earlier run with an answer of a person."""
         self._reuse = reuse
         self._now = now
-        self._like: dict[str, EarlierAnswer] = {}
+        self._run: StoredRun | None = None
+        self._read: dict[int, EarlierAnswer] = {}
+        """The answers of the earlier run that were read from the store, by position there."""
+        self._of_plan: dict[str, tuple[Task, EarlierAnswer]] = {}
+        """The answers of the earlier run for tasks of the plan that read no others, by id: also for another state."""
         self._cache: dict[str, EarlierAnswer] = {}
-        self._keys: dict[bool, AnswerKeys] = {}
-        self._sure: dict[bool, dict[int, str | None]] = {}
+        self._after: AnswerKeys | None = None
 
     def find(self, state: RunState, position: int) -> EarlierAnswer | None:
         """Return the answer for the next attempt of the task; None if the task has to run."""
@@ -139,30 +145,49 @@ class EarlierAnswers:
             return answer
         if task.at_most_once or self.is_fresh(task):
             return None
-        if self._like and (answer := self._by_key(self._like, state, position, anywhere=False)) is not None:
+        if self.before is not None and (answer := self._of_earlier_run(self.before, state, position)) is not None:
             return answer
-        if task.cache is False or not self._cache:
+        if task.cache is False or not self._cache or (key := self.keys_of(state).key(position)) is None:
             return None
-        answer = self._by_key(self._cache, state, position, anywhere=True)
+        answer = self._cache.get(key)
         is_young = answer is not None and (task.cache is True or self._now - answer.at <= task.cache)
         return answer if is_young else None
 
-    def _by_key(
-        self, answers: Mapping[str, EarlierAnswer], state: RunState, position: int, *, anywhere: bool
-    ) -> EarlierAnswer | None:
-        keys = self._keys.get(anywhere)
-        if keys is None or keys.state is not state:
-            keys = self._keys[anywhere] = AnswerKeys(state, self.backend_keys, anywhere=anywhere)
-            keys.by_position.update(self._sure.get(anywhere, {}))
-        key = keys.key(position)
-        return None if key is None else answers.get(key)
+    def _of_earlier_run(self, before: AnswerKeys, state: RunState, position: int) -> EarlierAnswer | None:
+        task = state.dag.tasks[position]
+        found = self._of_plan.get(task.id)
+        if found is not None and found[0] is task:
+            return found[1]
+        run, after = self._run, self.keys_of(state)
+        assert run is not None
+        for earlier in self.earlier_tasks(state, position):
+            result, record = run.state.results.get(earlier), run.tasks[earlier]
+            if result is None or result.status is not TaskStatus.COMPLETED or run.state.dag.tasks[earlier].at_most_once:
+                continue
+            if have_same_answer(before, earlier, after, position):
+                run_id = run.record.run_id
+                answer = self._read.get(earlier) or EarlierAnswer(
+                    result.text, result.data, record.data, f"{REUSED}{run_id}", run_id, position=earlier
+                )
+                if not (task.depends_on or task.continues or task.files):
+                    self._of_plan[task.id] = task, answer
+                return answer
+        return None
 
-    def keep_keys(self, positions: Collection[int]) -> None:
-        """Keep the keys of the tasks at `positions` for another state of the same plan: their prompts and
-        conversations are the same there.
-        """
-        for anywhere, keys in self._keys.items():
-            self._sure[anywhere] = {place: key for place, key in keys.by_position.items() if place in positions}
+    def earlier_tasks(self, state: RunState, position: int) -> Iterator[int]:
+        """Yield the positions in the earlier run of the tasks that are the same as the task, that with its id first."""
+        assert self.before is not None
+        task, before = state.dag.tasks[position], self.before.state
+        of_id = before.dag.position(task.id) if task.id in before.dag else None
+        if of_id is not None and have_same_identity(before, of_id, state, position):
+            yield of_id
+        yield from [each for each in self.before.with_identity(task_identity(state, position)) if each != of_id]
+
+    def keys_of(self, state: RunState) -> AnswerKeys:
+        """Return what determines the answers of a run of this plan."""
+        if self._after is None or self._after.state is not state:
+            self._after = AnswerKeys(state, self.backend_keys)
+        return self._after
 
     def is_fresh(self, task: Task) -> bool:
         """Return whether the task runs in any case, at the request of the caller."""
@@ -174,14 +199,12 @@ class EarlierAnswers:
         assert self._reuse is not None
         self.persons = await _asked_persons(run)
         excluded = frozenset[int]() if self._reuse.keep_answers else self.persons
-        keys = AnswerKeys(run.state, stored_answer_keys(run), excluded=excluded)
+        self._run, self.before = run, AnswerKeys(run.state, stored_answer_keys(run), excluded=excluded)
         for position in _shared_positions(run, range(len(run.tasks))):
-            if (key := keys.key(position)) is None or key in self._like:
-                continue
             if position in self.persons:
-                self._like[key] = await _whole_answer(run, position, of_person=True)
-            else:
-                self._like[key] = await _bare_answer(run, position, keys.prompts[position])
+                self._read[position] = await _whole_answer(run, position, of_person=True)
+            elif run.state.dag.tasks[position].files:  # their texts are part of what was sent
+                self._read[position] = await _bare_answer(run, position)
         if self._reuse.roots is not None:
             self.fork_keeps = await _kept_by_fork(run, self._reuse, self.persons)
 
@@ -216,14 +239,14 @@ class EarlierAnswers:
         if not all(run.tasks[position].duration_s for position in positions):
             attempts = await run.store.list_attempts(run.record.run_id)
             no_source = {each.task_id for each in attempts if each.backend.startswith((REUSED, KEPT, GIVEN))}
-        keys = AnswerKeys(run.state, backend_keys, anywhere=True)
+        keys = AnswerKeys(run.state, backend_keys)
         for position in positions:
             record = run.tasks[position]
             if record.ended_at is None or record.task_id in no_source or (key := keys.key(position)) is None:
                 continue
             at, other = parse_time(record.ended_at), self._cache.get(key)
             if at >= oldest and (other is None or other.at < at):
-                self._cache[key] = replace(await _bare_answer(run, position, keys.prompts[position]), at=at)
+                self._cache[key] = replace(await _bare_answer(run, position), at=at)
 
 
 async def load_earlier_answers(
@@ -233,12 +256,10 @@ async def load_earlier_answers(
     reuse: ReuseFrom | None,
     now: float,
     run: StoredRun | None = None,
-) -> EarlierAnswers | None:
-    """Return the answers that a run of `dag` may take over at the Unix time `now`; None if it takes none over. `run` is
-    the earlier run, if read already. Raises StoreRequired, RunNotFound, StoreError.
+) -> EarlierAnswers:
+    """Return the answers that a run of `dag` may take over at the Unix time `now`. `run` is the earlier run, if read
+    already. Raises StoreRequired, RunNotFound, StoreError.
     """
-    if reuse is None and all(task.cache is False for task in dag):
-        return None
     answers = EarlierAnswers(backend_keys, reuse, now)
     if reuse is not None:
         await answers.read_run(run or await stored_run(store, reuse.like))
@@ -306,7 +327,7 @@ def unfinished_tasks(state: RunState, with_results: Collection[int]) -> set[int]
         for position, task in enumerate(state.dag.tasks)
         if state.statuses[position] is not TaskStatus.COMPLETED
         and position not in with_results
-        and not (task.for_each and state.has_added(position))
+        and not (task.gathers and state.has_added(position))
     }
 
 
@@ -358,7 +379,7 @@ async def _kept_by_fork(run: StoredRun, reuse: ReuseFrom, persons: Collection[in
             answers[task.id] = await given_answer(replace(task, output_schema=schema), reuse.results[task.id])
         elif state.statuses[position] is TaskStatus.COMPLETED and position not in cone:
             answer = await _whole_answer(run, position, of_person=position in persons)
-            if reuse.only is None and task.for_each is None and state.has_added(position):
+            if reuse.only is None and not task.gathers and state.has_added(position):
                 added = tuple(each for place, each in enumerate(state.dag) if state.added_by(place) == task.id)
                 answer = replace(answer, adds=added)
             answers[task.id] = answer
@@ -378,11 +399,10 @@ async def _asked_persons(run: StoredRun) -> set[int]:
     return persons
 
 
-async def _bare_answer(run: StoredRun, position: int, prompt: str) -> EarlierAnswer:
-    """Return the answer of a completed task to `prompt`, without its conversation."""
+async def _bare_answer(run: StoredRun, position: int) -> EarlierAnswer:
+    """Return the answer of a completed task, without its conversation."""
     result, run_id = run.state.results[position], run.record.run_id
-    if run.state.dag.tasks[position].files:  # their texts are part of what was sent
-        prompt = await sent_prompt(run, position)
+    prompt = await sent_prompt(run, position) if run.state.dag.tasks[position].files else None
     return EarlierAnswer(result.text, result.data, run.tasks[position].data, f"{REUSED}{run_id}", run_id, prompt)
 
 
@@ -390,7 +410,7 @@ async def _whole_answer(run: StoredRun, position: int, *, of_person: bool) -> Ea
     """Return the answer of a completed task with the questions, the answers and the conversation, and its session."""
     state, task, record, run_id = run.state, run.state.dag.tasks[position], run.tasks[position], run.record.run_id
     result, prompt, messages = state.results[position], None, tuple[Message, ...]()
-    if task.for_each is None:
+    if not task.gathers:
         prompt = await sent_prompt(run, position)
         if state.times_continued(position) or of_person:
             stored = await own_messages(run.store, run_id, state, task.id)

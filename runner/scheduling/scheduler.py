@@ -7,8 +7,12 @@ by construction. All steps are O(log n), except that `finish` is linear in the n
 stays in its heap until it reaches the top and is then removed at once; a non-empty heap therefore has a task to start.
 
 A `for_each` task calls no backend and needs no slot. A separate queue (`take_slotless`) returns the task twice: first
-for expansion into parts, and after the end of all parts for collecting their results. The same queue returns each task
-with a condition once, when all dependencies are done; `admit` then makes the task eligible.
+for expansion into parts, and after the end of all parts for collecting their results. A task that calls a plan does the
+same with the tasks of the plan, once for each round of a loop. The same queue returns each task with a condition once,
+when all dependencies are done; `admit` then makes the task eligible.
+
+A call goes on once all its tasks have ended or can never start (`Joins`), and fails if not all are done; a `for_each`
+with a part that failed hard stays blocked.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Literal
 
 from plait.backends.backend_protocol import Allowance
 from plait.runner.domain.dag import DAG
-from plait.runner.scheduling.rate_limits import RateGate, RunRates
+from plait.runner.scheduling.own_limits import RateGate, Reservation, Timer
 from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
-from plait.task import FailureMode
+from plait.task import FailureMode, Join, Task, may_start
 
 _UNKNOWN = Pause()
 
@@ -64,6 +70,7 @@ class Scheduler:
         self._admitted: set[int] = set()
         """Tasks with a condition that is true."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
+        self._joins = Joins(dag, self._missing, self._for_each)
         self.taken = 0
         """The number of tasks holding a slot."""
         self.aside = 0
@@ -117,6 +124,12 @@ class Scheduler:
             self._missing.append(self._count(position, statuses))
             if not self._missing[position]:
                 self._push(position)
+        for position in self._joins.enter(start, statuses):
+            self._push(position)
+
+    def is_undecided(self, position: int) -> bool:
+        """Return whether the condition of the task, if any, has still to be decided."""
+        return self._dag.tasks[position].when is not None and position not in self._admitted
 
     def join(self, position: int, parts: int) -> None:
         """Make the expanded task at `position` wait for its `parts` new parts. Tasks paired with it stop waiting for
@@ -125,6 +138,8 @@ class Scheduler:
         self._missing[position] = parts
         if not parts:
             self._push(position)
+        for ready in self._joins.wait_for_parts(position, parts) if parts else ():
+            self._push(ready)
         self._decrement(self._for_each.paired(position))
 
     def put_back(self, position: int, statuses: Sequence[TaskStatus]) -> bool:
@@ -159,7 +174,10 @@ class Scheduler:
         self.taken += 1
         if best.account.gate is not None:
             self.rates.reserve(best.account.gate, best.heap[0][1])
-        return self._pop(best.heap)
+        position = heapq.heappop(best.heap)[1]
+        if self._dropped:
+            self._discard_dropped(best.heap)
+        return position
 
     def _best(self) -> ReadyQueue | None:
         taken = self._slots.taken
@@ -240,8 +258,10 @@ class Scheduler:
 
     def finish_without_slot(self, position: int, status: TaskStatus) -> None:
         """Record the end as `status` of a task without a slot, and unlock its dependents."""
-        if self._satisfies(position, status):
-            self._decrement(self._for_each.waiting(position))
+        if satisfies(self._dag.tasks[position], status):
+            self._decrement(self._joins.without(self._for_each.waiting(position)))
+        for ready in self._joins.end(position, status):
+            self._push(ready)
 
     def _decrement(self, waiting: Sequence[int]) -> None:
         for position in waiting:
@@ -274,6 +294,8 @@ class Scheduler:
         self._dropped.add(position)
         self._discard_dropped(self._queue_of[position].heap)
         self._for_each.discard_dropped(self._dropped)
+        for ready in self._joins.end(position, TaskStatus.CANCELLED):
+            self._push(ready)
 
     def set_aside(self, position: int) -> None:
         """Release the slot of the started task at `position`. The task waits for `requeue`."""
@@ -342,9 +364,10 @@ class Scheduler:
         return not any(queue.heap for queue in self._queues.values())
 
     def _load(self, statuses: Sequence[TaskStatus], later: Collection[int], throttled: Mapping[int, Pause]) -> None:
+        self._joins.enter(0, statuses)
         for position, status in enumerate(statuses):
             if self._is_satisfied(position, status):
-                for waiting in self._dag.needed_by(position):
+                for waiting in self._joins.without(self._dag.needed_by(position)):
                     self._missing[waiting] -= 1
         for position, status in enumerate(statuses):
             if self._dag.tasks[position].for_each is not None:
@@ -374,32 +397,20 @@ class Scheduler:
 
     def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
         """Return the number of tasks that the task at `position` waits for."""
+        if self._dag.tasks[position].join != "all" or position in self._joins.joined:
+            return self._joins.missing(position)
         needed = [before for before in self._dag.needed(position) if not self._is_satisfied(before, statuses[before])]
         return sum(self._for_each.waits(position, before) for before in needed)
 
     def _is_satisfied(self, position: int, status: TaskStatus) -> bool:
-        return status in TASK_DONE and self._satisfies(position, status)
-
-    def _satisfies(self, position: int, status: TaskStatus) -> bool:
-        """Return whether dependents may run after the task at `position` ended as `status`."""
-        if status is TaskStatus.COMPLETED:
-            return True
-        if status is TaskStatus.FAILED:
-            return self._dag.tasks[position].failure_mode is not FailureMode.HARD
-        return status is TaskStatus.SKIPPED
+        return status in TASK_DONE and satisfies(self._dag.tasks[position], status)
 
     def _push(self, position: int) -> None:
         task = self._dag.tasks[position]
-        if task.for_each is not None or (task.when is not None and position not in self._admitted):
+        if task.gathers or self.is_undecided(position):
             self._for_each.ready.append(position)
             return
         heapq.heappush(self._queue_of[position].heap, (-self._priorities[position], position))
-
-    def _pop(self, heap: list[tuple[float, int]]) -> int:
-        position = heapq.heappop(heap)[1]
-        if self._dropped:
-            self._discard_dropped(heap)
-        return position
 
     def _discard_dropped(self, heap: list[tuple[float, int]]) -> None:
         while heap and heap[0][1] in self._dropped:
@@ -458,3 +469,198 @@ class ForEachQueue:
         itself.
         """
         return [after for after in self._dag.needed_by(position) if not self.waits(after, position)]
+
+
+def satisfies(task: Task, status: TaskStatus) -> bool:
+    """Return whether dependents may run after the task ended as `status`."""
+    if status is TaskStatus.COMPLETED:
+        return True
+    if status is TaskStatus.FAILED:
+        return task.failure_mode is not FailureMode.HARD
+    return status is TaskStatus.SKIPPED
+
+
+@dataclass(slots=True)
+class _Joined:
+    """The dependencies of a task with `join`."""
+
+    join: Join | Literal["gathered"]
+    """`gathered`: once all are done; never, if not, but not before all have ended."""
+    unended: set[int]
+    """Those that have not ended, and may still start."""
+    completed: int = 0
+    dead: int = 0
+    """The number of those that failed hard, were cancelled, or can never start."""
+
+    @property
+    def starts(self) -> bool | None:
+        if self.join == "gathered":
+            return None if self.unended else not self.dead
+        return may_start(self.join, completed=self.completed, unended=len(self.unended), dead=self.dead)
+
+
+class Joins:
+    """The tasks with `join` other than `all` in the run of `dag`, and those that gather their parts: a call goes on
+    once all have ended. Each has 1 in `missing` until it may start, then 0.
+
+    Whether a task can never start is followed only in a graph with a join or a call: for all others it makes no
+    difference.
+    """
+
+    def __init__(self, dag: DAG, missing: list[int], for_each: ForEachQueue) -> None:
+        self._dag = dag
+        self._missing = missing
+        self._for_each = for_each
+        self.joined: dict[int, _Joined] = {}
+        self._follows = False
+        self._dead: set[int] = set()
+
+    def without(self, positions: Sequence[int]) -> Sequence[int]:
+        """Return the positions of the tasks that start after all of their dependencies."""
+        return [each for each in positions if each not in self.joined] if self.joined else positions
+
+    def missing(self, position: int) -> int:
+        """Return 0 if the task with `join` at `position` may start, otherwise 1."""
+        joined = self.joined.get(position)
+        return 0 if joined is not None and joined.starts else 1
+
+    def enter(self, start: int, statuses: Sequence[TaskStatus]) -> list[int]:
+        """Enter the tasks from position `start` on. Return those with `join` that may start."""
+        is_first, tasks = not self._follows, self._dag.tasks
+        self._follows = self._follows or any(
+            tasks[position].join != "all" or tasks[position].call is not None for position in range(start, len(tasks))
+        )
+        for position in range(start, len(tasks)) if self._follows else ():
+            task = tasks[position]
+            if self._dag.is_expanded(position):
+                parts = [one for one in self._dag.needed(position) if self._for_each.waits(position, one)]
+                if task.join != "all":  # which has let it start
+                    parts = [one for one in parts if tasks[one].id.startswith(f"{task.id}.")]
+                self._gather(position, parts)
+            elif task.join != "all":
+                self.joined[position] = _Joined(task.join, set(self._dag.dependencies[position]))
+                self._missing[position] = 1
+        if not self._follows:
+            return []
+        if start == 0:
+            for position, status in enumerate(statuses):
+                if status is not TaskStatus.PENDING:
+                    self._missing[position] = -1  # what has begun is not told that it can never start
+        edges: list[tuple[int, int, bool]] = []
+        for position, status in enumerate(statuses) if is_first else ():
+            if status in TASK_DONE:
+                edges += self._edges(position, status)
+        for position in () if is_first else range(start, len(self._dag)):
+            for earlier in self._dag.needed(position):
+                if statuses[earlier] in TASK_DONE or earlier in self._dead:
+                    edges.append((position, earlier, statuses[earlier] is TaskStatus.COMPLETED))
+        return self._settle(edges)
+
+    def wait_for_parts(self, position: int, parts: int) -> list[int]:
+        """Let the expanded task at `position` wait for its parts, the last ones in the graph. Return the tasks that may
+        start now, as none of the parts can ever start.
+        """
+        if not self._follows:
+            return []
+        self._gather(position, range(len(self._dag) - parts, len(self._dag)))
+        if self.joined[position].starts is not False:
+            return []
+        self._dead.add(position)
+        return self._settle([(after, position, False) for after in self._for_each.waiting(position)])
+
+    def _gather(self, position: int, parts: Collection[int]) -> None:
+        kind: Literal["done", "gathered"] = "done" if self._dag.tasks[position].calls else "gathered"
+        dead = self._dead.intersection(parts)
+        self.joined[position] = _Joined(kind, {*parts} - dead, dead=len(dead))
+        self._missing[position] = 1
+
+    def end(self, position: int, status: TaskStatus) -> list[int]:
+        """Take the end of a task into account. Return the tasks with `join` that may start now."""
+        return self._settle(self._edges(position, status)) if self._follows else []
+
+    def _edges(self, position: int, status: TaskStatus) -> list[tuple[int, int, bool]]:
+        if not satisfies(self._dag.tasks[position], status):
+            self._dead.add(position)
+        is_completed = status is TaskStatus.COMPLETED
+        return [(after, position, is_completed) for after in self._for_each.waiting(position)]
+
+    def _settle(self, edges: list[tuple[int, int, bool]]) -> list[int]:
+        """Tell each task of a dependency that has ended, completed or not, or can never start: `edges` are the two, and
+        whether it completed. Return the tasks with `join` that may start now.
+        """
+        ready: list[int] = []
+        while edges:
+            position, earlier, is_completed = edges.pop()
+            joined, is_dead = self.joined.get(position), earlier in self._dead
+            if joined is not None:
+                if earlier not in joined.unended:
+                    continue  # named further upstream
+                joined.unended.discard(earlier)
+                joined.completed += is_completed
+                joined.dead += is_dead
+            starts = (False if is_dead else None) if joined is None else joined.starts
+            if self._missing[position] <= 0 or position in self._dead:
+                continue
+            if starts:
+                self._missing[position] = 0
+                ready.append(position)
+            elif starts is False:
+                self._dead.add(position)
+                edges += [(after, position, False) for after in self._for_each.waiting(position)]
+        return ready
+
+
+class RunRates:
+    """The calls of `run` on backends with limits of rate. `gates` returns the gates of the run's backends, by name."""
+
+    def __init__(self, run: object, gates: Callable[[], Mapping[str, RateGate]]) -> None:
+        self._run = run
+        self.gates = gates
+        self.size_of: Callable[[int], int] = lambda _position: 0
+        """Returns the length in characters of a task's prompt and history, by position."""
+        self.timer: Timer | None = None
+        """The run's timer. None in a preview, which calls no backend."""
+        self._sizes: dict[int, int] = {}
+        self.reserved: dict[int, tuple[RateGate, Reservation]] = {}
+        """The shares of the calls under way, by position."""
+
+    def admitted(self, gate: RateGate, position: int) -> bool:
+        """Return whether the task at `position` may begin its call now."""
+        return gate.admits(self._run, self._size(gate, position))
+
+    def reserve(self, gate: RateGate, position: int) -> None:
+        """Take the share of the call of the admitted task at `position`."""
+        self.reserved[position] = gate, gate.reserve(self._run, self._size(gate, position))
+        self._sizes.pop(position, None)
+
+    def join(self, gate: RateGate, position: int, take: Callable[[], None]) -> None:
+        """Call `take` when the task at `position` may begin its call."""
+        assert self.timer is not None
+        gate.join(self._run, self._size(gate, position), take, self.timer)
+
+    def settle(self, position: int, input_tokens: int, output_tokens: int) -> None:
+        """Replace the estimate of the call that ended by its real usage."""
+        gate, reservation = self.reserved.pop(position)
+        gate.settle(reservation, input_tokens, output_tokens)
+
+    def give_back(self, position: int) -> None:
+        """Return the share of a call that was never made."""
+        gate, reservation = self.reserved.pop(position)
+        gate.give_back(reservation)
+
+    def leave(self) -> None:
+        """Leave all lines."""
+        for gate in self.gates().values():
+            gate.leave(self._run)
+
+    def waiting(self) -> list[str]:
+        """Return the backends at whose limits of rate tasks of the run wait."""
+        gates = self.gates()
+        return [name for name, gate in gates.items() if gate.makes_wait(self._run)] if gates else []
+
+    def _size(self, gate: RateGate, position: int) -> int:
+        if not gate.limiter.counts_tokens:
+            return 0
+        if position not in self._sizes:
+            self._sizes[position] = self.size_of(position)
+        return self._sizes[position]

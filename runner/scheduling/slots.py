@@ -31,7 +31,7 @@ from itertools import count
 from math import inf
 from typing import TypeAlias
 
-from plait.runner.scheduling.rate_limits import RateGate
+from plait.runner.scheduling.own_limits import RateGate
 
 PROBES = 2
 """Probes that have to be refused, after a first refusal, before the backend is paused."""

@@ -8,17 +8,31 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from plait.errors import (
-    PlaitError,
-)
-from plait.runner.serving.http_bodies import ErrorBody
+from plait.errors import PlaitError
 from plait.runner.serving.http_guard import problem
 
 _HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
 _INVALID = 422, "invalid_request"
+
+
+class ErrorFacts(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    kind: str
+    """One word for programs, such as run_not_found."""
+    message: str
+    """The cause and the remedy, for people."""
+
+
+class ErrorBody(BaseModel):
+    """The shape of every error."""
+
+    error: ErrorFacts
+
 
 DOCUMENTED: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorBody, "description": what}

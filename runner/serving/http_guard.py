@@ -12,7 +12,7 @@ import base64
 import hmac
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -98,7 +98,6 @@ ADMIT = "admit"
 _NO_PAGE = "default-src 'none'; frame-ancestors 'none'"
 _SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", _NO_PAGE.encode()),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
@@ -151,14 +150,19 @@ class Guard:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *_security_headers(page)]
+                policy = _NO_PAGE if page is None else page.policy
+                added = (*_SECURITY_HEADERS, (b"content-security-policy", policy.encode()))
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         try:
             self._check_head(scope, self._hosts if page is None else {page.host})
             if page is None:
                 self._check_token(scope)
-            _check_type(scope)
+            kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+            if kind != "application/json" and (kind or _has_body(scope)):
+                why = f"send application/json, not {kind[:80] or 'a body of no type'}"
+                raise RequestRefused(415, "unsupported_type", why)
             if page is None and ADMIT in scope.get("state", {}):
                 scope["state"][ADMIT]()
             body = await _read_body(scope, receive, MOST_BODY_BYTES if page is None else MOST_OPEN_BODY_BYTES)
@@ -176,7 +180,9 @@ class Guard:
                     raise
 
     def _check_head(self, scope: Scope, hosts: Collection[str]) -> None:
-        if _head_bytes(scope) > MOST_HEAD_BYTES:
+        size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MOST_HEAD_BYTES:
             raise RequestRefused(431, "too_large", f"a request's head may have {MOST_HEAD_BYTES:,} bytes")
         host = _single_header(scope, b"host") or ""
         if host not in hosts:
@@ -189,23 +195,6 @@ class Guard:
             raise RequestRefused(
                 401, "unauthorized", "send the token in the file that this server named at its start: Bearer TOKEN"
             )
-
-
-def _security_headers(page: WebPage | None) -> Iterable[tuple[bytes, bytes]]:
-    for name, value in _SECURITY_HEADERS:
-        own = page is not None and name == b"content-security-policy"
-        yield name, page.policy.encode() if own and page is not None else value
-
-
-def _check_type(scope: Scope) -> None:
-    kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
-    if kind != "application/json" and (kind or _has_body(scope)):
-        raise RequestRefused(415, "unsupported_type", f"send application/json, not {kind[:80] or 'a body of no type'}")
-
-
-def _head_bytes(scope: Scope) -> int:
-    target = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
-    return target + sum(len(name) + len(value) for name, value in scope["headers"])
 
 
 def _has_body(scope: Scope) -> bool:

@@ -1,4 +1,7 @@
-"""The routes, each a method of `Runs` over HTTP; the strict reading of bodies; the event streams."""
+"""The routes, each a method of `Runs` over HTTP: what requests hold, the strict reading of bodies, the event streams.
+
+What an answer holds beside the views is here, too; all is published in /openapi.json.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,30 @@ from anyio.abc import ObjectReceiveStream
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
-from plait.backends.specs.build_backend import BackendSpec
+from plait.backends.specs.backend_specs import BackendSpec
 from plait.errors import RunNotFound, RunNotResumable, RunOwned, StoreError
 from plait.json_form import JsonValue
+from plait.runner.client.answer_task import How
+from plait.runner.client.create_run import MOST_KEY_CHARACTERS
 from plait.runner.client.offered_plans import posted_plan
 from plait.runner.client.runs import Runs
 from plait.runner.engine.event_feed import TextPiece
 from plait.runner.engine.run_options import DEFAULT_BACKEND
-from plait.runner.serving import http_bodies
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
 from plait.runner.views.view_models import (
     EventView,
     PreviewView,
+    QuestionView,
     ReplyView,
     RunDetail,
+    RunView,
     TaskDetail,
     json_schema,
     json_text,
-    usage_fields,
-    view_json,
 )
-from plait.statuses import RUN_DONE, RunStatus
+from plait.statuses import RUN_DONE, TO_START, RunStatus
 
 
 class StrictJsonRoute(APIRoute):
@@ -73,6 +78,143 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise HTTPException(400, f"the key {twice[:80]!r} is given twice in one object; keep one")
     return values
+
+
+MOST_SEQ = 2**53
+MOST_LEVELS = 500
+"""Depth of nesting that every supported version of Python can read and write."""
+
+
+def _json(value: JsonValue) -> JsonValue:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+    if level:
+        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+Json: TypeAlias = Annotated[Any, AfterValidator(_json)]
+"""Any JSON value. Python's reader would accept NaN as well."""
+
+
+class Received(BaseModel):
+    """What a request holds."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class NewRun(Received):
+    """A run to create and start."""
+
+    plan: dict[str, Any]
+    """A plan as in a plan file, without `backends`, `concurrency` and inputs that are files."""
+    inputs: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Values of the plan's inputs, in place of the defaults."""
+    key: Annotated[str, Field(min_length=1, max_length=MOST_KEY_CHARACTERS)] | None = None
+    """Key of the request: the same request with the same key creates no second run."""
+
+
+class ResumeBody(Received):
+    """How a run continues."""
+
+    answers: dict[str, Json] = Field(default_factory=dict[str, Any])
+    """Answers to questions of waiting tasks, by task id."""
+    retry_failed: StrictBool = False
+    """Run failed tasks again, and completed tasks whose stored result is damaged."""
+
+
+class AnswerBody(Received):
+    """The answer to the question of a task."""
+
+    value: Json
+    """A value that fits the schema of the question: text if the schema is null, any value if the schema is empty."""
+    attempt: Annotated[int, Field(ge=1, le=MOST_SEQ)] | None = None
+    """The attempt that asked (`attempts` of the task). Without it, the answer is for the present question."""
+
+
+class SettleBody(Received):
+    """The decision of a person about a task that waits: see `plait answer`."""
+
+    how: How
+    """`done` completes the task with `text` as its result, `again` runs the task again, `fail` fails it for the reason
+    `text`. `again` is for a task marked at_most_once that was interrupted.
+    """
+    text: str = ""
+
+
+class ContinueBody(Received):
+    """One more message in the conversation of a task."""
+
+    message: Annotated[str, Field(min_length=1, pattern=r"\S")]
+    """The message, which is not blank."""
+
+
+class PreviewQuery(Received):
+    """The resume to preview."""
+
+    retry_failed: bool = False
+    """Run failed tasks again, and completed tasks whose stored result is damaged."""
+
+
+class ListQuery(Received):
+    """Which runs to list."""
+
+    limit: int = Field(default=50, ge=1, le=1000)
+    """Number of runs at most."""
+    offset: int = Field(default=0, ge=0, le=10_000)
+    """Number of newer runs to leave out."""
+    status: list[RunStatus] = Field(default_factory=list[RunStatus])
+    """Only runs in one of these statuses; may be given more than once."""
+    name: str | None = None
+    """Only runs with exactly this name."""
+    search: str = ""
+    """Only runs with this text in their id or name, in any case."""
+
+
+class EventsQuery(Received):
+    """Which events to stream."""
+
+    after: int = Field(default=0, ge=0, le=MOST_SEQ)
+    """Stream only events with a higher number."""
+    text: bool = False
+    """Also stream the texts of answers while they are written, of attempts that execute on this server."""
+
+
+class RunStatusBody(_Sent):
+    """A run and its status."""
+
+    run_id: str
+    status: RunStatus
+
+
+class AnswerResult(RunStatusBody):
+    """A run after an answer."""
+
+    taken: bool
+    """True if the task has the answer; false if the answer is stored for the process that runs the run."""
+
+
+class QuestionList(_Sent):
+    """The tasks of all runs that wait for a person, those of the newest run first."""
+
+    questions: list[QuestionView]
+
+
+class RunList(_Sent):
+    """Runs, newest first."""
+
+    runs: list[RunView]
 
 
 _RECONNECT_MS = 1000
@@ -141,7 +283,7 @@ async def _sent_events(events: AsyncGenerator[EventView]) -> AsyncGenerator[Serv
     async with aclosing(events):
         try:
             async for event in events:
-                yield ServerSentEvent(id=str(event.seq), event=event.kind, data=view_json(event))
+                yield ServerSentEvent(id=str(event.seq), event=event.kind, raw_data=json_text(event).decode())
         except (StoreError, RunNotFound) as error:
             yield ServerSentEvent(comment=json.dumps(str(error)))
 
@@ -150,12 +292,11 @@ async def _sent_texts(texts: AsyncGenerator[TextPiece]) -> AsyncGenerator[Server
     """Yield the pieces without numbers: a client that reconnects receives the whole text again."""
     async with aclosing(texts):
         async for piece in texts:
-            yield ServerSentEvent(event="task_text", data=view_json(piece))
+            yield ServerSentEvent(event="task_text", raw_data=json_text(piece).decode())
 
 
 _Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
-_TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +329,7 @@ class Api:
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
         router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=StrictJsonRoute)
-        again: _Answers = {
-            200: {"model": http_bodies.RunStatusBody, "description": "A run with this key exists already."}
-        }
+        again: _Answers = {200: {"model": RunStatusBody, "description": "A run with this key exists already."}}
         if self._served.creates:
             router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
@@ -231,10 +370,10 @@ class Api:
         router.add_api_route("", self.list_questions, methods=["GET"])
         return router
 
-    async def create(self, new: http_bodies.NewRun, response: Response) -> http_bodies.RunStatusBody:
+    async def create(self, new: NewRun, response: Response) -> RunStatusBody:
         """Create a run, and start it unless the server queues runs for workers."""
         served = self._served
-        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends)
+        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends, served.specs)
         plan = plan.fitted_to(served.specs, served.default)
         run_id, is_new = await self._runs.find_or_create(
             plan.dag, key=new.key, settings=served.settings, policy=plan.policy
@@ -242,40 +381,40 @@ class Api:
         if not is_new:
             response.status_code = 200
         status = await self._status(run_id)
-        if served.starts and status in _TO_START:
+        if served.starts and status in TO_START:
             with suppress(RunOwned, RunNotResumable):  # another process has started the run
                 await self._runs.start(run_id)
             status = await self._status(run_id)
         response.headers["location"] = f"/api/runs/{run_id}"
-        return http_bodies.RunStatusBody(run_id=run_id, status=status)
+        return RunStatusBody(run_id=run_id, status=status)
 
-    async def list_all(self, page: Annotated[http_bodies.ListQuery, Query()]) -> http_bodies.RunList:
+    async def list_all(self, page: Annotated[ListQuery, Query()]) -> RunList:
         """List the newest runs that fit."""
         found = await self._runs.list(
             page.limit, offset=page.offset, statuses=page.status, name=page.name, search=page.search
         )
-        return http_bodies.RunList(runs=list(found))
+        return RunList(runs=list(found))
 
-    async def list_questions(self) -> http_bodies.QuestionList:
+    async def list_questions(self) -> QuestionList:
         """List the tasks of all runs that wait for a person."""
-        return http_bodies.QuestionList(questions=list(await self._runs.list_questions()))
+        return QuestionList(questions=list(await self._runs.list_questions()))
 
     async def get(self, run_id: str) -> Response:
         """Return a run with its tasks and their results."""
         return await _answer(await self._runs.get(run_id))
 
-    async def resume(self, run_id: str, how: http_bodies.ResumeBody | None = None) -> http_bodies.RunStatusBody:
+    async def resume(self, run_id: str, how: ResumeBody | None = None) -> RunStatusBody:
         """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed. If the
         server queues runs for workers, only the answers are stored, because the workers continue the run.
         """
-        how = how or http_bodies.ResumeBody()
+        how = how or ResumeBody()
         if self._served.starts:
             await self._runs.start(run_id, how.answers, retry_failed=how.retry_failed)
         else:
             await self._store_answers(run_id, how)
-        return http_bodies.RunStatusBody(run_id=run_id, status=await self._status(run_id))
+        return RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
-    async def _store_answers(self, run_id: str, how: http_bodies.ResumeBody) -> None:
+    async def _store_answers(self, run_id: str, how: ResumeBody) -> None:
         if how.retry_failed:
             raise RunNotResumable(
                 f"this server executes no runs, and the workers of its store do not retry failed tasks; "
@@ -284,7 +423,7 @@ class Api:
         for task_id, value in how.answers.items():
             await self._runs.answer(run_id, task_id, value)
 
-    async def preview(self, run_id: str, how: Annotated[http_bodies.PreviewQuery, Query()]) -> Response:
+    async def preview(self, run_id: str, how: Annotated[PreviewQuery, Query()]) -> Response:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""
         return await _answer(PreviewView.of(await self._runs.preview(run_id, retry_failed=how.retry_failed)))
 
@@ -292,37 +431,34 @@ class Api:
         """Return a task with its conversation and its attempts."""
         return await _answer(await self._runs.task(run_id, task_id))
 
-    async def settle(self, run_id: str, task_id: str, how: http_bodies.SettleBody) -> http_bodies.RunStatusBody:
+    async def settle(self, run_id: str, task_id: str, how: SettleBody) -> RunStatusBody:
         """Settle a task that waits for a person, as `plait answer --done`, `--again` and `--fail` do."""
         await self._runs.settle(run_id, task_id, how.how, how.text)
-        return http_bodies.RunStatusBody(run_id=run_id, status=await self._status(run_id))
+        return RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
-    async def continue_task(self, run_id: str, task_id: str, said: http_bodies.ContinueBody) -> Response:
+    async def continue_task(self, run_id: str, task_id: str, said: ContinueBody) -> Response:
         """Send one more message in the conversation of a task after the run, and return the answer."""
         reply = await self._runs.continue_task(run_id, task_id, said.message)
-        used = usage_fields(reply.usage)
-        return await _answer(
-            ReplyView(run_id=run_id, task_id=task_id, text=reply.text, session_id=reply.session_id, **used)
-        )
+        return await _answer(ReplyView.of(run_id, task_id, reply))
 
-    async def cancel(self, run_id: str) -> http_bodies.RunStatusBody:
+    async def cancel(self, run_id: str) -> RunStatusBody:
         """Cancel a run for good, wherever it runs. A run that has ended is not changed."""
-        return http_bodies.RunStatusBody(run_id=run_id, status=await self._runs.cancel(run_id))
+        return RunStatusBody(run_id=run_id, status=await self._runs.cancel(run_id))
 
-    async def answer(self, run_id: str, task_id: str, given: http_bodies.AnswerBody) -> http_bodies.AnswerResult:
+    async def answer(self, run_id: str, task_id: str, given: AnswerBody) -> AnswerResult:
         """Answer the question of a task. The first answer counts. A run without an owner continues when resumed."""
         taken = await self._runs.answer(run_id, task_id, given.value, attempt=given.attempt)
-        return http_bodies.AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
+        return AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def open_events(
         self,
         run_id: str,
-        start: Annotated[http_bodies.EventsQuery, Query()],
+        start: Annotated[EventsQuery, Query()],
         last_event_id: Annotated[
             int,
             Header(
                 ge=0,
-                le=http_bodies.MOST_SEQ,
+                le=MOST_SEQ,
                 description="As `after`, sent by a client that reconnects; the higher number counts.",
             ),
         ] = 0,

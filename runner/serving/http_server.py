@@ -27,8 +27,7 @@ from plait.program_log import logger
 from plait.runner.serving.http_errors import add_handlers
 from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
 from plait.runner.serving.http_routes import Api, ServedRuns
-from plait.runner.serving.page_files import POLICY, page_files, page_router
-from plait.runner.serving.page_routes import PageApi
+from plait.runner.serving.page_routes import POLICY, PageApi, files_router, page_files
 
 HEAD_SECONDS = 10.0
 """Seconds in which the head of a request has to come in, after the opening of the connection or its first byte."""
@@ -142,7 +141,7 @@ def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
     app.include_router(api.router())
     app.include_router(api.questions_router())
     if sign_in is not None:
-        app.include_router(page_router())
+        app.include_router(files_router())
         app.include_router(PageApi(served.runs, sign_in, served.stopping).router())
     return app
 

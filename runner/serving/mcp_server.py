@@ -7,11 +7,11 @@ several calls. A result is returned in pieces, because a client cuts or refuses 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import wraps
 from importlib import metadata
-from typing import Annotated, Any, ParamSpec, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import anyio
 from mcp.server import MCPServer
@@ -21,76 +21,65 @@ from pydantic import Field
 
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, TaskNotFound
-from plait.json_form import JsonValue
+from plait.runner.client.offered_plans import LocalPlans
 from plait.runner.client.runs import POLL_SECONDS, Runs
-from plait.runner.views.view_models import RunDetail, RunView, TaskView
-from plait.statuses import RunStatus, TaskStatus
+from plait.runner.views.view_models import AskedView, RunView, TaskView, view_json
+from plait.statuses import TO_START, RunStatus, TaskStatus
 
 MOST_WAIT_S = 20.0
 MOST_CHARACTERS = 20_000
 """Characters of results in one answer."""
 _MOST_TASKS = 20
 _MOST_RUNS = 20
-_TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 _UNDER_WAY = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.CANCELLING})
-
-
-class PlanHost(Protocol):
-    """The plans that an agent may run, and the executor of their runs."""
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Return each plan as a JSON object with `plan`, its name, and `inputs`, its inputs with their defaults."""
-        ...
-
-    async def create(self, plan: str, inputs: Mapping[str, JsonValue], key: str | None) -> str:
-        """Store a run of the plan as queued, one for a key, and return its id. Raises PlaitError."""
-        ...
-
-    async def has_made(self, run_id: str) -> bool:
-        """Return whether the run was made from one of the plans. Raises RunNotFound."""
-        ...
-
-    async def result_task(self, run_id: str) -> str | None:
-        """Return the id of the task whose result is the result of the run; None if all final tasks are."""
-        ...
-
-    async def start(self, run_id: str) -> None:
-        """Execute the run in the background. Return once this process owns the run. Raises PlaitError if the run is not
-        of one of the plans, RunOwned if another live process executes the run.
-        """
-        ...
+_RunId: TypeAlias = Annotated[str, Field(description="The id of the run, as start_run or list_runs returns it.")]
 
 
 class RunTools:
-    """The tools. Every method raises PlaitError or StoreError with a message for the agent."""
+    """The tools: a client shows their docstrings and the descriptions of their arguments to the agent. Each raises
+    PlaitError with a message for the agent.
+    """
 
-    def __init__(self, runs: Runs, host: PlanHost, clock: Clock) -> None:
+    def __init__(self, runs: Runs, plans: LocalPlans, clock: Clock) -> None:
         self._runs = runs
-        self._host = host
+        self._plans = plans
         self._clock = clock
 
-    def list_plans(self) -> dict[str, Any]:
-        """Return the plans."""
-        return {"plans": self._host.describe()}
+    async def list_plans(self) -> dict[str, Any]:
+        """List the plans that start_run accepts, with their inputs and defaults."""
+        return {"plans": self._plans.describe()}
 
     async def list_runs(self) -> dict[str, Any]:
-        """Return the newest runs."""
+        """List the newest runs with their statuses."""
         return {"runs": [_brief(run) for run in await self._runs.list(_MOST_RUNS)]}
 
-    async def start_run(self, plan: str, inputs: Mapping[str, JsonValue], key: str | None) -> dict[str, Any]:
-        """Start a run of `plan`. With a known `key`, continue the run of that key if it was interrupted."""
-        run_id = await self._host.create(plan, inputs, key)
-        if (await self._runs.get(run_id, tasks=False)).status in _TO_START:
+    async def start_run(
+        self,
+        plan: Annotated[str, Field(description="The name of a plan of list_plans.")],
+        inputs: Annotated[
+            dict[str, Any] | None,
+            Field(
+                description="Values for inputs of the plan, by name, in place of defaults. Where a default names files "
+                "or rows, give the texts or the rows themselves, as a list."
+            ),
+        ] = None,
+        key: Annotated[
+            str | None, Field(description="A name of your choice for this piece of work: one run for each key.")
+        ] = None,
+    ) -> dict[str, Any]:
+        """Start a run of a plan in the background, and return its id and status at once."""
+        run_id = await self._plans.create(plan, inputs or {}, key)
+        if (await self._runs.get(run_id, tasks=False)).status in TO_START:
             await self._start(run_id)
         return await self.run_status(run_id)
 
-    async def resume_run(self, run_id: str) -> dict[str, Any]:
-        """Continue an interrupted, queued or waiting run."""
+    async def resume_run(self, run_id: _RunId) -> dict[str, Any]:
+        """Continue a run that was interrupted, or that waits after its questions were answered."""
         await self._start(run_id)
         return await self.run_status(run_id)
 
-    async def run_status(self, run_id: str) -> dict[str, Any]:
-        """Return the state of the run."""
+    async def run_status(self, run_id: _RunId) -> dict[str, Any]:
+        """Return the status of a run: counts of tasks, what runs, what failed, which tasks ask a question."""
         run = await self._runs.get(run_id)
         tasks = run.tasks.values()
         return {
@@ -105,19 +94,33 @@ class RunTools:
             "questions": _ids(task for task in tasks if task.status is TaskStatus.WAITING_INPUT),
         }
 
-    async def wait_for_run(self, run_id: str, seconds: float) -> dict[str, Any]:
-        """Wait until the run has ended, waits for an answer or is interrupted, at most `seconds`. Return its state."""
+    async def wait_for_run(
+        self,
+        run_id: _RunId,
+        seconds: Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="The longest time to wait.")] = MOST_WAIT_S,
+    ) -> dict[str, Any]:
+        """Wait for a run to end, to ask a question or to be interrupted, then return its status. Call again while the
+        status is running.
+        """
         with anyio.move_on_after(seconds):
             while (await self._runs.get(run_id, tasks=False)).status in _UNDER_WAY:
                 await self._clock.sleep(POLL_SECONDS)
         return await self.run_status(run_id)
 
-    async def get_result(self, run_id: str, task_id: str | None, offset: int) -> dict[str, Any]:
-        """Return the result of a task from the character `offset`, or the results of the final tasks."""
+    async def get_result(
+        self,
+        run_id: _RunId,
+        task_id: Annotated[str | None, Field(description="The id of a task; without it, the final tasks.")] = None,
+        offset: Annotated[int, Field(ge=0, description="The first character of the text, for a long result.")] = 0,
+    ) -> dict[str, Any]:
+        """Return the results of the final tasks of a run, or of one task. A long text comes in several answers:
+        next_offset is the offset of the rest.
+        """
         run = await self._runs.get(run_id)
-        wanted = task_id or await self._host.result_task(run_id)
+        wanted = task_id or await self._plans.result_task(run_id)
         if wanted is None:
-            chosen = _final_tasks(run)
+            stored = await self._runs.read(run_id)
+            chosen = [run.tasks[task.id] for task in stored.state.dag.finals if task.id in run.tasks]
         elif wanted in run.tasks:
             chosen = [run.tasks[wanted]]
         elif task_id is None:
@@ -131,57 +134,49 @@ class RunTools:
             results.append(one)
         return {"run_id": run_id, "status": run.status.value, "results": results}
 
-    async def list_questions(self, run_id: str) -> dict[str, Any]:
-        """Return the open questions of the run."""
+    async def list_questions(self, run_id: _RunId) -> dict[str, Any]:
+        """List the open questions of a run, each with the JSON Schema of the answer."""
         run = await self._runs.get(run_id)
-        asking = [task for task in run.tasks.values() if task.status is TaskStatus.WAITING_INPUT]
-        return {"run_id": run_id, "questions": [_question(task) for task in asking]}
+        questions = [
+            {"task_id": task.task_id, "question": task.question, **view_json(task.asks or AskedView())}
+            for task in run.tasks.values()
+            if task.status is TaskStatus.WAITING_INPUT
+        ]
+        return {"run_id": run_id, "questions": questions}
 
-    async def answer_question(self, run_id: str, task_id: str, answer: JsonValue) -> dict[str, Any]:
-        """Answer the question of a task. A run that waited continues here, if it is of one of the plans."""
+    async def answer_question(
+        self,
+        run_id: _RunId,
+        task_id: Annotated[str, Field(description="The id of the task that asks.")],
+        answer: Annotated[Any, Field(description="A text, or JSON that matches the schema of the question.")],
+    ) -> dict[str, Any]:
+        """Answer the question of a task; the first answer counts, and the run continues."""
         taken = await self._runs.answer(run_id, task_id, answer, wait=MOST_WAIT_S / 2)
         run = await self._runs.get(run_id, tasks=False)
-        if run.status is RunStatus.WAITING_INPUT and await self._host.has_made(run_id):
+        if run.status is RunStatus.WAITING_INPUT and await self._plans.has_made(run_id):
             await self._start(run_id)
         return {"taken": taken, **await self.run_status(run_id)}
 
-    async def cancel_run(self, run_id: str) -> dict[str, Any]:
-        """Cancel the run for good."""
+    async def cancel_run(self, run_id: _RunId) -> dict[str, Any]:
+        """Cancel a run for good."""
         await self._runs.cancel(run_id, wait=MOST_WAIT_S / 2)
         return await self.run_status(run_id)
 
     async def _start(self, run_id: str) -> None:
         with suppress(RunOwned):  # another process executes the run already
-            await self._host.start(run_id)
+            await self._plans.start(run_id)
+
+
+_BRIEF = ("run_id", "name", "status", "done", "total", "counts", "created_at", "ended_at", "cost_usd")
 
 
 def _brief(run: RunView) -> dict[str, Any]:
-    return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "status": run.status.value,
-        "done": run.done,
-        "total": run.total,
-        "counts": {status.value: number for status, number in run.counts.items()},
-        "created_at": run.created_at,
-        "ended_at": run.ended_at,
-        "cost_usd": run.cost_usd,
-    }
+    shown = view_json(run)
+    return {name: shown[name] for name in _BRIEF}
 
 
 def _ids(tasks: Iterable[TaskView]) -> list[str]:
     return [task.task_id for task in tasks][:_MOST_TASKS]
-
-
-def _final_tasks(run: RunDetail) -> list[TaskView]:
-    """Return the tasks on which no other task depends, except tasks that add tasks: the added tasks are the result."""
-    needed = {name for task in run.tasks.values() for name in task.depends_on}
-    for key in ("continues", "for_each"):
-        needed.update(str(task.spec[key]) for task in run.tasks.values() if key in task.spec)
-    wholes = {task.task_id for task in run.tasks.values() if "for_each" in task.spec}
-    needed.update(task.task_id for task in run.tasks.values() if task.added_by in wholes)
-    last = [task for task in run.tasks.values() if task.task_id not in needed]
-    return [task for task in last if not task.spec.get("adds_tasks")]
 
 
 def _result(task: TaskView, offset: int, most: int) -> dict[str, Any]:
@@ -198,17 +193,6 @@ def _result(task: TaskView, offset: int, most: int) -> dict[str, Any]:
     }
 
 
-def _question(task: TaskView) -> dict[str, Any]:
-    asks = task.asks
-    return {
-        "task_id": task.task_id,
-        "question": task.question,
-        "schema": None if asks is None else asks.schema,
-        "default": None if asks is None else asks.default,
-        "deadline_at": None if asks is None else asks.deadline_at,
-    }
-
-
 INSTRUCTIONS = (
     "plait runs a plan, a graph of subtasks for language models and agents, in parallel, and stores each step. Start a "
     "run of a named plan with start_run and a `key` of your choice: start_run with the same key returns the same run, "
@@ -216,17 +200,28 @@ INSTRUCTIONS = (
     "until the status is completed, failed or cancelled. While the status is waiting_input, answer with "
     "answer_question, after asking the user if the answer is theirs to give."
 )
-_P = ParamSpec("_P")
-_Tool: TypeAlias = Callable[_P, Awaitable[dict[str, Any]]]
-_RunId: TypeAlias = Annotated[str, Field(description="The id of the run, as start_run or list_runs returns it.")]
+_Tool: TypeAlias = Callable[..., Awaitable[dict[str, Any]]]
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
 def make_server(tools: RunTools) -> MCPServer[None]:
     """Return a server that publishes `tools`."""
     server: MCPServer[None] = MCPServer("plait", instructions=INSTRUCTIONS, version=metadata.version("plait"))
-    _add_reads(server, tools)
-    _add_verbs(server, tools)
+    reads: tuple[_Tool, ...] = (
+        tools.list_plans,
+        tools.list_runs,
+        tools.run_status,
+        tools.wait_for_run,
+        tools.get_result,
+        tools.list_questions,
+    )
+    for tool in reads:
+        server.add_tool(_explained(tool), annotations=_READS)
+    verbs: tuple[_Tool, ...] = (tools.start_run, tools.resume_run, tools.answer_question, tools.cancel_run)
+    for tool in verbs:
+        is_destructive = tool == tools.cancel_run
+        hints = ToolAnnotations(read_only_hint=False, destructive_hint=is_destructive, idempotent_hint=True)
+        server.add_tool(_explained(tool), annotations=hints)
     return server
 
 
@@ -237,95 +232,11 @@ async def serve(tools: RunTools) -> None:
     await make_server(tools).run_stdio_async()
 
 
-def _add_reads(server: MCPServer[None], tools: RunTools) -> None:
-    async def list_plans() -> dict[str, Any]:
-        return tools.list_plans()
-
-    async def list_runs() -> dict[str, Any]:
-        return await tools.list_runs()
-
-    async def run_status(run_id: _RunId) -> dict[str, Any]:
-        return await tools.run_status(run_id)
-
-    async def wait_for_run(
-        run_id: _RunId,
-        seconds: Annotated[float, Field(ge=0, le=MOST_WAIT_S, description="The longest time to wait.")] = MOST_WAIT_S,
-    ) -> dict[str, Any]:
-        return await tools.wait_for_run(run_id, seconds)
-
-    async def get_result(
-        run_id: _RunId,
-        task_id: Annotated[str | None, Field(description="The id of a task; without it, the final tasks.")] = None,
-        offset: Annotated[int, Field(ge=0, description="The first character of the text, for a long result.")] = 0,
-    ) -> dict[str, Any]:
-        return await tools.get_result(run_id, task_id, offset)
-
-    async def list_questions(run_id: _RunId) -> dict[str, Any]:
-        return await tools.list_questions(run_id)
-
-    def add(tool: _Tool[...], description: str) -> None:
-        server.add_tool(_explained(tool), description=description, annotations=_READS)
-
-    add(list_plans, "List the plans that start_run accepts, with their inputs and defaults.")
-    add(list_runs, "List the newest runs with their statuses.")
-    add(run_status, "Return the status of a run: counts of tasks, what runs, what failed, which tasks ask a question.")
-    add(
-        wait_for_run,
-        f"Wait at most {MOST_WAIT_S:g} s for a run to end, to ask a question or to be interrupted, then return its "
-        "status. Call again while the status is running.",
-    )
-    add(
-        get_result,
-        "Return the results of the final tasks of a run, or of one task. One answer has at most "
-        f"{MOST_CHARACTERS:,} characters; next_offset is the offset of the rest.",
-    )
-    add(list_questions, "List the open questions of a run, each with the JSON Schema of the answer.")
-
-
-def _add_verbs(server: MCPServer[None], tools: RunTools) -> None:
-    async def start_run(
-        plan: Annotated[str, Field(description="The name of a plan of list_plans.")],
-        inputs: Annotated[
-            dict[str, Any] | None,
-            Field(
-                description="Values for inputs of the plan, by name, in place of defaults. Where a default names files "
-                "or rows, give the texts or the rows themselves, as a list."
-            ),
-        ] = None,
-        key: Annotated[
-            str | None, Field(description="A name of your choice for this piece of work: one run for each key.")
-        ] = None,
-    ) -> dict[str, Any]:
-        return await tools.start_run(plan, inputs or {}, key)
-
-    async def resume_run(run_id: _RunId) -> dict[str, Any]:
-        return await tools.resume_run(run_id)
-
-    async def answer_question(
-        run_id: _RunId,
-        task_id: Annotated[str, Field(description="The id of the task that asks.")],
-        answer: Annotated[Any, Field(description="A text, or JSON that matches the schema of the question.")],
-    ) -> dict[str, Any]:
-        return await tools.answer_question(run_id, task_id, answer)
-
-    async def cancel_run(run_id: _RunId) -> dict[str, Any]:
-        return await tools.cancel_run(run_id)
-
-    def add(tool: _Tool[...], description: str, *, destructive: bool = False) -> None:
-        hints = ToolAnnotations(read_only_hint=False, destructive_hint=destructive, idempotent_hint=True)
-        server.add_tool(_explained(tool), description=description, annotations=hints)
-
-    add(start_run, "Start a run of a plan in the background, and return its id and status at once.")
-    add(resume_run, "Continue a run that was interrupted, or that waits after its questions were answered.")
-    add(answer_question, "Answer the question of a task; the first answer counts, and the run continues.")
-    add(cancel_run, "Cancel a run for good.", destructive=True)
-
-
-def _explained(tool: _Tool[_P]) -> _Tool[_P]:
+def _explained(tool: _Tool) -> _Tool:
     """Return `tool` with errors that the agent can mend as errors of the tool, with their text."""
 
     @wraps(tool)
-    async def call(*args: _P.args, **kwargs: _P.kwargs) -> dict[str, Any]:
+    async def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
         try:
             return await tool(*args, **kwargs)
         except PlaitError as error:

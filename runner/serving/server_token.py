@@ -55,12 +55,23 @@ class Access:
     """The sign-in of browsers."""
 
 
-def make_access(store: StorePlace, url: str, files_root: Path | None) -> Access:
-    """Return a new token for the server at `url`, with its file beside the store."""
+@contextmanager
+def server_access(store: StorePlace, url: str, files_root: Path | None) -> Generator[Access]:
+    """Make a new token for the server at `url`, and keep it beside the store while the server runs, in a file that only
+    this user can read.
+    """
     path = token_path(_folder(store, files_root), url)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     token = secrets.token_urlsafe(_TOKEN_BYTES)
-    return Access(token, path, SignIn(token, urlsplit(url).netloc, Clock()))
+    fresh = path.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte
+        file.write(token + "\n")
+    fresh.replace(path)
+    try:
+        yield Access(token, path, SignIn(token, urlsplit(url).netloc, Clock()))
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _folder(store: StorePlace, files_root: Path | None) -> Path:
@@ -96,20 +107,6 @@ def page_of_running_server(store: StorePlace, url: str, files_root: Path | None)
         connection.close()
     is_proved = secrets.compare_digest(proof, sign_in.prove(challenge).encode())
     return page_address(url, sign_in) if is_proved else None
-
-
-@contextmanager
-def token_file(access: Access) -> Generator[None]:
-    """Keep the token in a file that only this user can read, while the server runs."""
-    fresh = access.token_path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte
-        file.write(access.token + "\n")
-    fresh.replace(access.token_path)
-    try:
-        yield
-    finally:
-        access.token_path.unlink(missing_ok=True)
 
 
 def page_address(url: str, sign_in: SignIn) -> str:

@@ -1,4 +1,4 @@
-"""The paths of the files of attempts below the files root of a store. Pure functions.
+"""The files of attempts below the files root of a store, and the child processes that they name.
 
     <root>/<run>/<task>/<attempt>/    files of a single attempt
     <root>/sessions/                  shared by all attempts
@@ -22,7 +22,7 @@ from string import ascii_letters, digits
 from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Files
-from plait.persistence.store_protocol import Store, files_root
+from plait.persistence.store_protocol import FilesStore, Store
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
 from plait.statuses import TASK_STATUSES, TaskStatus
@@ -37,6 +37,11 @@ _AS_IT_IS = re.compile(rf"[a-z0-9_-][a-z0-9._-]{{0,{_LONGEST - 1}}}")
 """Ids usable as names without encoding, as most ids are."""
 
 
+def files_root(store: object) -> Path | None:
+    """Return the folder for files of `store`, or None without a folder."""
+    return store.files_root if isinstance(store, FilesStore) else None
+
+
 @lru_cache(maxsize=16)  # called for every task of a run
 def run_folder(root: Path, run_id: str) -> Path:
     """Return the folder of all files of the run's attempts."""
@@ -45,17 +50,12 @@ def run_folder(root: Path, run_id: str) -> Path:
 
 def attempt_files(root: Path, run_id: str, task_id: str, attempt: int | str) -> Files:
     """Return the files of an attempt of a task. For a person's turn after the run, `attempt` is `0-` and a number."""
-    return Files(run_folder(root, run_id).joinpath(_name(task_id), str(attempt)), _sessions(root))
+    return Files(run_folder(root, run_id).joinpath(_name(task_id), str(attempt)), root / SESSIONS)
 
 
 def hosts_key(run_id: str, created_at: str) -> str:
     """Return the name of the run on other hosts, different from the name of any other run of any store."""
     return sha256(f"{created_at} {run_id}".encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
-
-
-@lru_cache(maxsize=16)
-def _sessions(root: Path) -> Path:
-    return root / SESSIONS
 
 
 def _name(text: str) -> str:

@@ -27,20 +27,29 @@ import json
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from plait import events
 from plait.backends.backend_protocol import Reply
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonValue
+from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import AttemptRecord, TaskRecord
 from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, answers_of, asking_of, encode_answers
-from plait.runner.domain.continuation import INVALID_TASKS, Continuation, History
+from plait.runner.domain.continuation import Continuation, History, is_refusal
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.prompt_values import is_wanted, rendered
+from plait.runner.domain.prompt_values import (
+    argument_values,
+    check_key,
+    check_words,
+    is_wanted,
+    judge_prompt,
+    named,
+    passes,
+    rendered,
+)
 from plait.runner.domain.run_result import ResumeSummary, RunResult, TaskResult
-from plait.runner.state.codec import new_task
 from plait.statuses import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, AttemptStatus, RunStatus, TaskStatus
 from plait.task import Task, failed_status
 from plait.usage import NO_USAGE, Usage
@@ -97,11 +106,13 @@ class RunState:
         """The depth of each task added by another task: 1 if the other task was in the run from the start."""
         self._have_added: set[int] = set()
         """Tasks that have added tasks: each task adds tasks at most once."""
-        self._corrected: set[int] = set()
-        """Tasks with a correction of invalid added tasks already requested."""
+        self._refusals: Counter[int] = Counter()
+        """For each task, the answers that were refused, with a correction requested."""
         self._parts: dict[int, list[int]] = {}
         self.parts: Final[Mapping[int, Sequence[int]]] = self._parts
-        """The parts of each expanded task with `for_each`."""
+        """The parts of each expanded task with `for_each`, and the tasks that each call has added."""
+        self._seen: dict[int, frozenset[int]] = {}
+        """The tasks of which the last prompt of a task with `join` had the results."""
         self._questions: dict[int, str] = {}
         self.questions: Final[Mapping[int, str]] = self._questions
         """The question to a person, for each task that waits for input."""
@@ -151,8 +162,9 @@ class RunState:
         if added_by is not None:
             adder = self.dag.position(added_by)
             self._have_added.add(adder)
-            self._depths[position] = self._depths.get(adder, 0) + 1
-            if self.dag.tasks[adder].for_each is not None:
+            # A called plan is part of the plan, and adds no more than is written there.
+            self._depths[position] = self._depths.get(adder, 0) + (not self.dag.tasks[adder].calls)
+            if self.dag.tasks[adder].gathers:
                 self._parts.setdefault(adder, []).append(position)
 
     def failures(self, position: int) -> int:
@@ -167,9 +179,9 @@ class RunState:
         """Return whether the task has added tasks."""
         return position in self._have_added
 
-    def is_corrected(self, position: int) -> bool:
-        """Return whether a correction of invalid added tasks was already requested from the task."""
-        return position in self._corrected
+    def refusals(self, position: int) -> int:
+        """Return how many answers of the task were refused, each with a correction requested."""
+        return self._refusals[position]
 
     def keeps_conversation(self, position: int) -> bool:
         """Return whether the task's conversation is kept in memory message by message."""
@@ -237,9 +249,53 @@ class RunState:
             return History(result.session_id, said)
         return self._conversations.get(position)
 
+    def _look(self, position: int, before: str | None = None) -> None:
+        """Note the results that the prompt of the task has: those that are there now, or in the store at a time."""
+        names = (name for name in named(self.dag.tasks[position]) if name in self.dag)
+        self._seen[position] = frozenset(
+            needed
+            for needed in {*self.dag.dependencies[position], *map(self.dag.position, names)}
+            if self._statuses[needed] is TaskStatus.COMPLETED
+            and (before is None or (needed < len(self.records) and (self.records[needed].ended_at or "~") <= before))
+        )
+
+    def _results_for(self, task: Task) -> Mapping[int, TaskResult]:
+        """Return the results that the texts of the task may name: with `join`, those that it started with."""
+        if task.join == "all":
+            return self._results
+        position = self.dag.position(task.id)
+        record = self.records[position] if position < len(self.records) else None
+        if position not in self._seen and record is not None and record.started_at is not None:
+            self._look(position, before=record.started_at)
+        if position not in self._seen:
+            return self._results
+        return {one: self._results[one] for one in self._seen[position] if one in self._results}
+
     def prompt(self, task: Task) -> str:
         """Return the task's rendered prompt. Raise PromptError if rendering fails."""
-        return rendered(task, self.dag, self._results)
+        return rendered(task, self.dag, self._results_for(task))
+
+    def check_words(self, task: Task) -> list[str]:
+        """Return the rendered words of the task's check; none without a check. Raise PromptError if rendering fails."""
+        return check_words(task, self.dag, self._results_for(task))
+
+    def passes(self, task: Task, answer: JsonValue) -> bool:
+        """Return whether `answer` passes the condition in the task's check. Raise PromptError if the evaluation
+        fails.
+        """
+        return passes(task, self.dag, self._results_for(task), answer)
+
+    def judge_prompt(self, task: Task, answer: JsonValue) -> str:
+        """Return the rendered prompt for the judge of `answer`. Raise PromptError if rendering fails."""
+        return judge_prompt(task, self.dag, self._results_for(task), answer)
+
+    def check_key(self, task: Task) -> list[JsonInput]:
+        """Return what determines the task's check. Raise PromptError if rendering fails."""
+        return check_key(task, self.dag, self._results_for(task))
+
+    def argument_values(self, task: Task) -> dict[str, JsonInput]:
+        """Return the value of each name in the task's arguments."""
+        return argument_values(task, self.dag, self._results_for(task))
 
     def is_wanted(self, task: Task) -> bool:
         """Return whether the task's condition, if any, is true. Raise PromptError if the evaluation fails."""
@@ -250,7 +306,11 @@ class RunState:
     ) -> RunResult:
         """Return the result of the run."""
         usage = replace(self._usage, model=None)  # several models may have answered
-        return RunResult(run_id, status, self.all_results(), error, resume_summary=resume_summary, usage=usage)
+        results = dict(self.all_results())
+        for task in self.dag.tasks:
+            if task.output is not None:
+                results[task.id] = replace(results[task.id], read=partial(_as_model, task))
+        return RunResult(run_id, status, results, error, resume_summary=resume_summary, usage=usage)
 
     def all_results(self) -> Mapping[str, TaskResult]:
         """Return the result of every task by id, unfinished tasks included."""
@@ -278,6 +338,8 @@ class RunState:
         self._started.add(position)
         if position in self._continuations:
             self._consume_continuation(position)
+        elif self.dag.tasks[position].join != "all":
+            self._look(position)
         return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed)
 
     def complete(
@@ -300,15 +362,34 @@ class RunState:
         self._finish(
             position,
             TaskResult(
-                task.id, TaskStatus.COMPLETED, reply.text, reply.data, None, None, number, usage, duration_s, session_id
+                task.id,
+                TaskStatus.COMPLETED,
+                text=reply.text,
+                data=reply.data,
+                error_kind=None,
+                error=None,
+                attempts=number,
+                usage=usage,
+                duration_s=duration_s,
+                session_id=session_id,
             ),
         )
         if isinstance(turn, str) and task.continues is None:
             self._prompts[position] = turn
-        elif task.for_each is None:  # a task that only gathers has no conversation
+        elif not task.gathers:  # a task that only gathers has no conversation
             messages = reply.turn(turn) if isinstance(turn, str) else turn
             self._conversations[position] = History(session_id, (*earlier_messages, *messages), self.history(task))
-        return events.TaskCompleted(at, task.id, number, reply.text, data_json, usage, duration_s, session_id, turn)
+        return events.TaskCompleted(
+            at,
+            task.id,
+            attempt=number,
+            text=reply.text,
+            data_json=data_json,
+            usage=usage,
+            duration_s=duration_s,
+            session_id=session_id,
+            turn=turn,
+        )
 
     def fail(
         self,
@@ -334,8 +415,17 @@ class RunState:
             ),
         )
         failed = events.TaskSkipped if status is TaskStatus.SKIPPED else events.TaskFailed
-        message, usage, traceback = error.message, error.usage, error.traceback
-        return failed(at, task.id, number, kind, message, duration_s, usage, messages, traceback)
+        return failed(
+            at,
+            task.id,
+            number,
+            error_kind=kind,
+            error=error.message,
+            duration_s=duration_s,
+            usage=error.usage,
+            messages=messages,
+            traceback=error.traceback,
+        )
 
     def skip(self, position: int, at: str, error_kind: str, reason: str) -> events.TaskSkipped:
         """Skip the running task, whatever the failure mode. The task does not count as executed by this process."""
@@ -365,13 +455,23 @@ class RunState:
         self._add_usage(error.usage)
         if continuation is not None:
             self._continuations[position] = continuation
-            if continuation.correction is not None:
-                self._corrected.add(position)
+        if is_refusal(error.message):
+            self._refusals[position] += 1
         goes_on = continuation is not None and continuation.interrupted
         task_id, number, kind = self.dag.tasks[position].id, self._attempts[position], error.kind.value
         message, said, traceback = error.message, error.messages, error.traceback
         return events.TaskRetried(
-            at, task_id, number, kind, message, delay_s, duration_s, error.usage, said, goes_on, traceback
+            at,
+            task_id,
+            attempt=number,
+            error_kind=kind,
+            error=message,
+            delay_s=delay_s,
+            duration_s=duration_s,
+            usage=error.usage,
+            messages=said,
+            continues_session=goes_on,
+            traceback=traceback,
         )
 
     def interrupt(
@@ -402,7 +502,17 @@ class RunState:
             self._continuations[position] = continuation
         self._add_usage(usage)
         task_id, number = self.dag.tasks[position].id, self._attempts[position]
-        return events.TaskWaiting(at, task_id, number, question, False, asking.encoded(), duration_s, usage, messages)
+        return events.TaskWaiting(
+            at,
+            task_id,
+            attempt=number,
+            question=question,
+            crashed=False,
+            asked=asking.encoded(),
+            duration_s=duration_s,
+            usage=usage,
+            messages=messages,
+        )
 
     def wait_for_decision(self, position: int, at: str, question: str, *, crashed: bool) -> events.TaskWaiting:
         """Let the running task wait for a person's decision whether the attempt, which ended with the owner of the run,
@@ -463,6 +573,12 @@ class RunState:
 
     # Verbs that change the rest of the state.
 
+    def assume(self, position: int, result: TaskResult) -> None:
+        """End the pending task of a preview with `result`, without an attempt."""
+        if self.dag.tasks[position].join != "all":
+            self._look(position)
+        self._statuses[position], self._results[position] = result.status, result
+
     def adopt(self, position: int) -> None:
         """Take over the running task's attempt, begun by an earlier process. The event is part of the run's resume."""
         if self._statuses[position] is not _RUNNING:
@@ -481,7 +597,7 @@ class RunState:
             self._note_added(position, added_by)
             if task.continues is not None:
                 self._continued[self.dag.position(task.continues)] += 1
-        return events.TasksAdded(at, tuple(map(new_task, tasks)), added_by)
+        return events.TasksAdded(at, tuple(map(events.NewTask.of, tasks)), added_by)
 
     def withdraw_tasks(self, start: int) -> None:
         """Undo the last `add_tasks`, which began at position `start`. To be called before the event is submitted."""
@@ -489,16 +605,21 @@ class RunState:
             added_by = self._added_by.pop(position)
             self._depths.pop(position, None)
             if added_by is not None:
-                self._have_added.discard(self.dag.position(added_by))
-                self._parts.pop(self.dag.position(added_by), None)
+                adder = self.dag.position(added_by)
+                parts = [part for part in self._parts.pop(adder, ()) if part < start]
+                if parts:
+                    self._parts[adder] = parts
+                else:
+                    self._have_added.discard(adder)
             if (before := self.dag.tasks[position].continues) is not None:
                 self._continued[self.dag.position(before)] -= 1
         self.dag.cut(start)
         del self._statuses[start:], self._attempts[start:]
 
     def expand(self, position: int) -> None:
-        """Let the task with `for_each` wait for the parts of the task, if any. All parts must have been added."""
-        self.dag.join(position, self._parts.setdefault(position, []))
+        """Let the task with `for_each` or `call` wait for the parts of the task that were added last, if any."""
+        joined = set(self.dag.dependencies[position])
+        self.dag.join(position, [part for part in self._parts.setdefault(position, []) if part not in joined])
 
     def spend(self, position: int, usage: Usage) -> None:
         """Record the cost reported so far by the task's attempt under way. NO_USAGE changes nothing."""
@@ -515,17 +636,17 @@ class RunState:
         return self._failures.note(position, kind, in_a_row)
 
     def count_stored_failures(self, position: int, attempts: Iterable[AttemptRecord]) -> None:
-        """Count the task's failed attempts of earlier processes. A crash thus gives a task no further attempts, and a
-        planner no second correction.
+        """Count the task's failed attempts of earlier processes. A crash thus gives a task no further attempts, and no
+        further corrections.
         """
         for attempt in attempts:
             if attempt.status == AttemptStatus.RETRIED and attempt.error_kind != ErrorKind.SESSION_LOST.value:
                 self._failures.note(position, attempt.error_kind)
-                if (attempt.error or "").startswith(INVALID_TASKS):
-                    self._corrected.add(position)
+                if is_refusal(attempt.error):
+                    self._refusals[position] += 1
             elif attempt.status in {AttemptStatus.FAILED, AttemptStatus.COMPLETED}:  # reopened since, by a person
                 self._failures.reset(position)
-                self._corrected.discard(position)
+                del self._refusals[position]
 
     def mark_repeats(self, positions: Iterable[int]) -> None:
         """Record the tasks with an earlier attempt that may be paid for a second time by the next attempt."""
@@ -577,7 +698,7 @@ THROTTLING: Final = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
 """Error kinds with which a backend requests a pause: not the fault of the task."""
 
 
-PATIENCE: Final = 20
+MOST_THROTTLINGS: Final = 20
 """Number of throttlings, of the task or as pauses of the backend with no completed task in between, after which an
 overload counts as a failure. A limit then counts only if other tasks have completed meanwhile: the task may be too
 large for it.
@@ -603,13 +724,15 @@ class Failures:
         `in_a_row` is the number of the backend's earlier refusals of any task in a row. Returns 0 unless the backend
         refused the task; else the number of refusals of the task so far, or of the pauses in a row, if greater.
         """
+        if kind == ErrorKind.CHECK_FAILED:
+            return 0  # has tries of its own
         if kind not in THROTTLING:
             self._counted[position] += 1
             return 0
         self._throttled[position] += 1
         own = self._throttled[position]
         times = max(own, in_a_row // _OF_A_PAUSE)
-        if times > PATIENCE and (kind != ErrorKind.RATE_LIMITED or own > in_a_row + 1):
+        if times > MOST_THROTTLINGS and (kind != ErrorKind.RATE_LIMITED or own > in_a_row + 1):
             self._counted[position] += 1
         return times
 
@@ -648,3 +771,12 @@ def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
 _PENDING, _RUNNING = TaskStatus.PENDING, TaskStatus.RUNNING
 _ENDS = {move.after: kind for kind, move in TASK_TRANSITIONS.items() if move.after in TASK_DONE}
 """The kind of the event that ends a task, by the status."""
+
+
+def _as_model(task: Task, data: JsonValue) -> Any:
+    """Return the data of a completed task as its model, for a list of answers each of them."""
+    assert task.output is not None
+    gathers = task.for_each is not None or (task.repeat > 1 and task.vote in {None, "all"})
+    if not (gathers and isinstance(data, list)):
+        return task.output.model_validate(data)
+    return ["" if one == "" else task.output.model_validate(one) for one in data]

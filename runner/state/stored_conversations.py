@@ -9,8 +9,8 @@ from plait.dialogue import Message, Role
 from plait.errors import BackendError, ErrorKind, PlaitError
 from plait.events import TaskCompleted, TaskStarted
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import THOUGHTS, MessageRecord, TaskRecord
-from plait.runner.domain.continuation import INVALID_TASKS, Continuation, History, correction_prompt
+from plait.persistence.store_records import THOUGHTS, AttemptRecord, MessageRecord, TaskRecord
+from plait.runner.domain.continuation import Continuation, History, correction_prompt, is_refusal
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
 from plait.safe_text import clean_text
@@ -75,7 +75,7 @@ async def _continued_task(store: Store, run_id: str, state: RunState, task_id: s
     task = state.dag[task_id]
     before = task.continues
     # A task with for_each has no conversation; only the parts have.
-    if before is None or task.for_each is not None or not state.is_completed(before):
+    if before is None or task.gathers or not state.is_completed(before):
         return None
     position, other = state.dag.position(task_id), state.dag.position(before)
     if position >= len(state.records) or state.is_ours(position):
@@ -108,7 +108,7 @@ async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -
 def _require_last_messages(state: RunState, task_id: str, stored: Sequence[MessageRecord]) -> None:
     """Raise BackendError if this process completed the task and the messages of the last attempt are not stored yet."""
     position = state.dag.position(task_id)
-    if not state.is_ours(position) or state.dag.tasks[position].for_each is not None:
+    if not state.is_ours(position) or state.dag.tasks[position].gathers:
         return  # a task that only gathers has no messages
     if all(record.attempt != state.attempts[position] for record in stored):
         message = f"the conversation of task {task_id!r} is not in the store yet: the store does not answer, or is late"
@@ -142,20 +142,21 @@ async def load_continuation(
 
 
 async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> tuple[tuple[Message, ...], str | None]:
-    """Return the messages of the last attempt after number `asked` that added invalid tasks in the task's session, and
-    the prompt that lists the mistakes; () and None if no such attempt exists.
+    """Return the messages of the attempts after number `asked` whose answers were refused in the task's session, and
+    the prompt for the correction of the last one; () and None if no such attempt exists.
     """
+    refused: list[AttemptRecord] = []
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
         reopened = attempt.status in {AttemptStatus.FAILED, AttemptStatus.COMPLETED}
         if attempt.session_id != task.session_id or attempt.attempt <= asked or reopened:
             break
-        error = attempt.error or ""
-        if attempt.status == AttemptStatus.RETRIED and error.startswith(INVALID_TASKS):
-            messages = [
-                one for one in await store.list_messages(run_id, task.task_id) if one.attempt == attempt.attempt
-            ]
-            return tuple(_messages(run_id, messages)), correction_prompt(error)
-    return (), None
+        if attempt.status == AttemptStatus.RETRIED and is_refusal(attempt.error):
+            refused.append(attempt)
+    if not refused:
+        return (), None
+    numbers = {attempt.attempt for attempt in refused}
+    messages = [one for one in await store.list_messages(run_id, task.task_id) if one.attempt in numbers]
+    return tuple(_messages(run_id, messages)), correction_prompt(refused[0].error or "")
 
 
 def _messages(run_id: str, records: Iterable[MessageRecord]) -> list[Message]:

@@ -1,4 +1,6 @@
-"""`StoredRun`: a run read from the store, the times of its next attempts, and the check whether any work is left."""
+"""`StoredRun`: a run read from the store, its DAG, the times of its next attempts, and the check whether any work is
+left.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,33 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from plait.backends.backend_protocol import DetachedTurn
-from plait.errors import ErrorKind, PlaitError, RunNotFound, RunNotResumable, StoreRequired, TaskNotFound, nearest
-from plait.events import TaskInterrupted, TaskPlaced, TaskRetried
+from plait.errors import (
+    ErrorKind,
+    PlaitError,
+    RunNotFound,
+    RunNotResumable,
+    StoreError,
+    StoreRequired,
+    TaskNotFound,
+    nearest,
+)
+from plait.events import NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TasksAdded
 from plait.failpoints import reached
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import parse_time
+from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
-from plait.runner.state.codec import decode_dag, to_json
 from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus
-from plait.task import with_prompt
+from plait.task import GrowthLimits, Task, read_spec, with_prompt
+
+SETTINGS_FORMAT = 100
+"""The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +52,17 @@ class StoredRun:
     @property
     def status(self) -> RunStatus:
         return RunStatus(self.record.status)
+
+    def statuses_of_resume(self, *, retry_failed: bool) -> list[TaskStatus]:
+        """Return the status of each task once a resume has begun, by position. A running task stays running: events
+        report whether its backend still works.
+        """
+        return [
+            TaskStatus.PENDING
+            if retry_failed and status is TaskStatus.FAILED and not (record.damaged and task.at_most_once)
+            else status
+            for task, record, status in zip(self.state.dag, self.tasks, self.state.statuses, strict=True)
+        ]
 
     def require_task(self, task_id: str) -> None:
         """Raise TaskNotFound unless the run has the task."""
@@ -110,16 +135,20 @@ async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRec
     return store, record
 
 
-async def stored_run(store: Store | None, run_id: str) -> StoredRun:
-    """Return a run with tasks and state. Raises StoreRequired if `store` is None, RunNotFound, StoreError.
+async def stored_run(
+    store: Store | None, run_id: str, record: RunRecord | None = None, *, plan: DAG | None = None
+) -> StoredRun:
+    """Return a run with tasks and state; `record` is its record if it has been read already, and `plan` a graph that
+    has most of its tasks. Raises StoreRequired if `store` is None, RunNotFound, StoreError.
 
     A task with a damaged conversation that another task is to continue counts as damaged.
     """
-    store, record = await stored_record(store, run_id)
+    if store is None or record is None:
+        store, record = await stored_record(store, run_id)
     tasks = await store.list_tasks(run_id)
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
-    dag = decode_dag(record, tasks)
+    dag = decode_dag(record, tasks, plan)
     usage = record.usage
     state = RunState(dag, tasks, usage=usage)
     if damaged := await _with_damaged_talk(store, run_id, state):
@@ -276,3 +305,63 @@ def _reported_by_host(attempt: AttemptRecord) -> bool:
     if attempt.error_kind is not None:
         return attempt.error_kind not in _WITHOUT_HOST
     return AttemptStatus(attempt.status) in {AttemptStatus.COMPLETED, AttemptStatus.ASKED}
+
+
+def decode_task(record: TaskRecord | NewTask) -> Task:
+    """Return the task as given at the creation of the run."""
+    return Task(record.task_id, record.prompt, record.depends_on, record.backend, **read_spec(record.spec))
+
+
+def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...], plan: DAG | None = None) -> DAG:
+    """Return the DAG of a stored run, with the very tasks of `plan` where their rows are the same. Raises StoreError if
+    the run is damaged, or is stored in another format.
+    """
+    try:
+        settings = cast("Mapping[str, Any]", json.loads(run.settings))
+        if (found := settings.get("format")) != SETTINGS_FORMAT:
+            raise _of_another_format(run, found)
+        growth = GrowthLimits(**settings["growth"]) if "growth" in settings else None
+        mine = [decode_task(record) if (same := _same(record, plan)) is None else same for record in tasks]
+        inputs = settings.get("inputs", {})
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks), plan=plan)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"the stored data of run {run.run_id!r} is damaged ({error}); restore a copy of the store"
+        ) from error
+
+
+def _same(record: TaskRecord, plan: DAG | None) -> Task | None:
+    """Return the task of `plan` that has the same row."""
+    if plan is None or record.task_id not in plan:
+        return None
+    row = plan.rows[position := plan.position(record.task_id)]
+    is_same = row.prompt == record.prompt and row.spec == record.spec and row.depends_on == record.depends_on
+    return plan.tasks[position] if is_same and row.backend == record.backend else None
+
+
+def grow(dag: DAG, event: TasksAdded) -> None:
+    """Add the tasks of the event to `dag`, which the caller owns."""
+    start = len(dag)
+    dag.extend([decode_task(task) for task in event.tasks])
+    # A task that gathers waits for its generated tasks.
+    if event.added_by is not None and dag[event.added_by].gathers:
+        dag.join(dag.position(event.added_by), range(start, len(dag)))
+
+
+def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[str]]:
+    """Return the ids of the parts of each expanded task, by task id."""
+    whole = {task.id for task in mine if task.gathers}
+    parts: dict[str, list[str]] = {}
+    for record in tasks:
+        if record.added_by in whole:
+            parts.setdefault(record.added_by, []).append(record.task_id)
+    return parts
+
+
+def _of_another_format(run: RunRecord, found: object) -> StoreError:
+    maker, advice = "a development version of plait", "Start a new run"
+    if isinstance(found, int) and found > SETTINGS_FORMAT:
+        maker, advice = "a newer plait", "Upgrade plait"
+    made = f"{maker} ({'no format' if found is None else f'format {found!r}'})"
+    reads = f"this plait reads format {SETTINGS_FORMAT} only"
+    return StoreError(f"run {run.run_id!r} was stored by {made}; {reads}. {advice}")

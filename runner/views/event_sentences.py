@@ -18,7 +18,7 @@ from plait.runner.domain.asked_question import answers_of, parse_time
 from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time
 from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.recovery.given_answers import DECLARED_FAILED
-from plait.usage import dollars
+from plait.usage import Usage, cost, dollars
 
 Facts: TypeAlias = "Mapping[str, Any]"
 """The values of an event by name, those of its usage among them; also `ids` of added tasks, and the `answer` to a
@@ -40,6 +40,19 @@ def sentence(kind: str, facts: Facts) -> str:
 def event_sentence(event: events.Event) -> str:
     """Return what a live event says, as `sentence` does."""
     return sentence(event.kind, _facts(event))
+
+
+def is_detail(event: events.Event) -> bool:
+    """Return whether only a verbose display prints a line for the event: what a running attempt does."""
+    if isinstance(event, events.TaskStarted):
+        return False
+    return isinstance(event, events.TaskEvent) and (event.informs or not event.stored)
+
+
+def event_line(event: events.Event) -> str:
+    """Return what the event says, with its task; empty for events that only a live display shows."""
+    line = event_sentence(event)
+    return f"{event.task_id} {line}" if line and isinstance(event, events.TaskEvent) else line
 
 
 def _facts(event: events.Event) -> Facts:
@@ -170,10 +183,11 @@ def _error(facts: Facts) -> str:
 
 def _spent(facts: Facts) -> str:
     """Return duration, tokens and cost: `1.2s 310+42 tokens $0.0123`."""
-    used, paid = tokens(facts.get("input_tokens", 0), facts.get("output_tokens", 0)), dollars(facts.get("cost_usd"))
+    used = Usage(facts.get("input_tokens", 0), facts.get("output_tokens", 0))
+    paid = dollars(facts.get("cost_usd"))
     if facts.get("cost_is_partial"):
         paid = f"at least {paid}" if paid else "cost unknown"
-    return " ".join(filter(None, (seconds(facts.get("duration_s")), f"{used} tokens" if used else "", paid)))
+    return " ".join(filter(None, (seconds(facts.get("duration_s")), tokens(used, " tokens"), paid)))
 
 
 def _behind(text: str) -> str:
@@ -229,9 +243,14 @@ def age(value: float) -> str:
     return f"{int(value // 86400)}d"
 
 
-def tokens(into: int, out: int) -> str:
-    """Format tokens in and out: `310+42`; empty if both are 0."""
-    return f"{into:,}+{out:,}" if into or out else ""
+def tokens(used: Usage, unit: str = "") -> str:
+    """Format tokens in and out, with the unit behind: `310+42`; empty if both are 0."""
+    return f"{used.input_tokens:,}+{used.output_tokens:,}{unit}" if used.input_tokens or used.output_tokens else ""
+
+
+def spent_cells(used: Usage) -> tuple[str, str]:
+    """Return tokens and cost as two cells of a table: `310+42` and `$0.0123`, `at least $0.0123` or `unknown`."""
+    return tokens(used), cost(used).removeprefix("cost ")
 
 
 def size(value: int) -> str:
@@ -256,6 +275,10 @@ REMEDIES: Mapping[str, str] = {
     ErrorKind.TRANSIENT: _LATER,
     ErrorKind.RATE_LIMITED: _LATER,
     ErrorKind.OVERLOADED: _LATER,
+    ErrorKind.CHECK_FAILED: "Read the output of the check, change prompt or check, then retry the failed tasks.",
+    ErrorKind.COMMAND_FAILED: "Read the output of the command, mend what it reports, then retry the failed tasks.",
+    ErrorKind.CHILD_FAILED: "Look at the task that the message names; a retry of the failed tasks goes on with it.",
+    ErrorKind.LOOP_EXHAUSTED: "Look at the last round. A run of a plan with more rounds takes these over with --like.",
     ErrorKind.CRASHED: "Read the message of the process, then retry the failed tasks.",
     ErrorKind.AUTH: "Check the key, the login and the credit, then retry the failed tasks.",
     ErrorKind.INVALID_REQUEST: "A retry sends the same request again: change the plan or the options of the backend.",

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import anyio.to_thread
 
 from plait.clock_and_ids import Clock, iso
-from plait.errors import PlaitError, RunNotFound, StoreError, TaskNotFound
+from plait.errors import PlaitError, StoreError, TaskNotFound
 from plait.events import OWN_LIMITS, BackendThrottled, HostAway, RunCreated, RunResumed, TasksAdded
 from plait.json_form import from_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import answers_of, asking_of, parse_time
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
-from plait.runner.engine.lease import liveness, seems_free
+from plait.runner.engine.lease import liveness, shown_status
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.recovery.given_answers import first_notes, open_questions
-from plait.runner.state.codec import decode_dag
 from plait.runner.state.stored_run import (
     PlacedAttempt,
     StoredPolicy,
     StoredRun,
+    decode_dag,
     next_tries,
     placed_attempts,
     read_policy_state,
+    stored_record,
     stored_run,
 )
 from plait.runner.views.view_models import (
@@ -45,7 +47,8 @@ from plait.runner.views.view_models import (
     TaskView,
     usage_fields,
 )
-from plait.statuses import RUN_DONE, TASK_DONE, UNDER_WAY, AttemptStatus, RunStatus, TaskStatus
+from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
+from plait.task import command_text
 
 MOST_SEARCHED = 10_000
 """Runs that a search reads, the newest first."""
@@ -66,21 +69,13 @@ def _loop_of(run: RunRecord) -> LoopView | None:
     return None if loop is None else LoopView.of(loop)
 
 
-def shown_status(run: RunRecord) -> RunStatus:
-    """Return the status of the run: interrupted if stored as running or cancelling without a live owner."""
-    status = RunStatus(run.status)
-    if status in UNDER_WAY and seems_free(run):
-        return RunStatus.INTERRUPTED
-    return status
-
-
 async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunDetail:
     """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
-    record = await _record(store, run_id)
+    _, record = await stored_record(store, run_id)
     throttled = await throttled_backends(store, record, now)
     tasks = await task_views(store, record, await store.list_tasks(run_id), now) if with_tasks else {}
     if shown_status(record) is RunStatus.INTERRUPTED:
-        record = await _record(store, run_id)  # the run may have ended since the record was read
+        _, record = await stored_record(store, run_id)  # the run may have ended since the record was read
     return run_detail(record, tasks, throttled)
 
 
@@ -95,29 +90,35 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
 
 async def _throttlings(store: Store, run: RunRecord) -> Mapping[str, BackendThrottled]:
     """Return the last event of each backend of a running run since its last resume; none unless the run is running."""
-    found = [stored_throttling(*one) async for one in _events_of_owner(store, run, BackendThrottled.kind)]
-    return {one.backend: one for one in found}
+    return {one.backend: one async for one in _events_of_owner(store, run, BackendThrottled)}
 
 
 async def away_hosts(store: Store, run: RunRecord) -> Mapping[str, HostAway]:
     """Return the last event of each host that tasks wait for, by name; none unless the run is running. Raises
     StoreError.
     """
-    found = [stored_away(*one) async for one in _events_of_owner(store, run, HostAway.kind)]
-    last = {one.host: one for one in found}
+    last = {one.host: one async for one in _events_of_owner(store, run, HostAway)}
     return {name: one for name, one in last.items() if one.since is not None}
 
 
-async def _events_of_owner(store: Store, run: RunRecord, kind: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
-    """Yield time and detail of the events of a running run since its last resume; none unless the run is running."""
+_OfOwner = TypeVar("_OfOwner", BackendThrottled, HostAway)
+
+
+async def _events_of_owner(store: Store, run: RunRecord, kind: type[_OfOwner]) -> AsyncGenerator[_OfOwner]:
+    """Yield the events of a running run since its last resume; none unless the run is running."""
     if shown_status(run) is not RunStatus.RUNNING:
         return
     begun = [event.seq for event in await store.list_events(run.run_id, kind=RunResumed.kind)]
     after = max(begun, default=0)
-    while page := await store.list_events(run.run_id, after, kind=kind):
+    while page := await store.list_events(run.run_id, after, kind=kind.kind):
         for event in page:
-            yield event.at, json.loads(event.detail)
+            yield stored_event(kind, event)
         after = page[-1].seq
+
+
+def stored_event(kind: type[_OfOwner], record: EventRecord) -> _OfOwner:
+    """Return the event that was stored as `record`."""
+    return from_json(kind, {"at": record.at, **json.loads(record.detail)})
 
 
 def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
@@ -125,28 +126,15 @@ def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
     return replace(throttled, until=None) if over else throttled
 
 
-def stored_throttling(at: str, detail: Mapping[str, Any]) -> BackendThrottled:
-    """Return the event that was stored at time `at` with `detail`."""
-    return from_json(BackendThrottled, {"at": at, **detail})
-
-
-def stored_away(at: str, detail: Mapping[str, Any]) -> HostAway:
-    """Return the event that was stored at time `at` with `detail`."""
-    return from_json(HostAway, {"at": at, **detail})
-
-
 async def task_views(
     store: Store, run: RunRecord, records: Sequence[TaskRecord], now: float, only: str | None = None
 ) -> dict[str, TaskView]:
     """Return the tasks in `records`, all tasks of `run`, by id; with `only` that task alone. Raises StoreError."""
-    retrying = () if RunStatus(run.status) in RUN_DONE else records
-    tries = await next_tries(store, run.run_id, retrying)
-    throttlings = await _throttlings(store, run)
-    away = await away_hosts(store, run)
+    tries, find_waits = await read_waits(store, run, records, now)
     chosen = [task for task in records if only in (None, task.task_id)]
 
     def make_views() -> dict[str, TaskView]:
-        waits = _waits(run, records, tries, (throttlings, away), now)
+        waits = find_waits()
         views: dict[str, TaskView] = {}
         for task in chosen:
             reason = None if waits is None else waits.reason(task.task_id)
@@ -158,40 +146,43 @@ async def task_views(
     return await anyio.to_thread.run_sync(make_views) if records else {}
 
 
-def _waits(
-    run: RunRecord,
-    records: Sequence[TaskRecord],
-    tries: Mapping[str, float],
-    reported: tuple[Mapping[str, BackendThrottled], Mapping[str, HostAway]],
-    now: float,
-) -> Waits | None:
-    """Return the reasons of the tasks; None if every task has ended, or if the stored run is damaged."""
-    statuses = {task.task_id: TaskStatus(task.status) for task in records}
-    if all(status in TASK_DONE for status in statuses.values()):
-        return None
-    try:
-        dag = decode_dag(run, tuple(records))
-    except StoreError:  # everything else can still be shown
-        return None
-    throttlings, away = reported
-    waiting = WaitingRun(
-        shown_status(run),
-        dag,
-        statuses,
-        stored_limits(json.loads(run.settings)),
-        {name: _at(one, now) for name, one in throttlings.items()},
-        [name for name, one in throttlings.items() if one.cause == OWN_LIMITS],
-        tries,
-        {task.task_id: _deadline(task) for task in records if task.asked is not None},
-        "" if run.owner is None else f"process {run.owner.pid} on {run.owner.host}",
-        away,
-    )
-    return Waits(waiting, now)
+async def read_waits(
+    store: Store, run: RunRecord, records: Sequence[TaskRecord], now: float
+) -> tuple[Mapping[str, float], Callable[[], Waits | None]]:
+    """Return the times of the next tries by task, and the function that finds why tasks wait, for a worker thread: it
+    decodes all tasks. It returns None if every task has ended, or if the stored run is damaged. Raises StoreError.
+    """
+    tries = await next_tries(store, run.run_id, () if RunStatus(run.status) in RUN_DONE else records)
+    throttlings = await _throttlings(store, run)
+    away = await away_hosts(store, run)
 
+    def find_waits() -> Waits | None:
+        statuses = {task.task_id: TaskStatus(task.status) for task in records}
+        if TASK_DONE.issuperset(statuses.values()):
+            return None
+        try:
+            dag = decode_dag(run, tuple(records))
+        except StoreError:  # everything else can still be shown
+            return None
+        waiting = WaitingRun(
+            shown_status(run),
+            dag,
+            statuses=statuses,
+            limits=stored_limits(json.loads(run.settings)),
+            throttled={name: _at(one, now) for name, one in throttlings.items()},
+            rated=[name for name, one in throttlings.items() if one.cause == OWN_LIMITS],
+            retries=tries,
+            deadlines={
+                one.task_id: None if (asks := _asks(one)) is None else asks.deadline_at
+                for one in records
+                if one.asked is not None
+            },
+            owner="" if run.owner is None else f"process {run.owner.pid} on {run.owner.host}",
+            away=away,
+        )
+        return Waits(waiting, now)
 
-def _deadline(task: TaskRecord) -> str | None:
-    asks = _asks(task)
-    return None if asks is None else asks.deadline_at
+    return tries, find_waits
 
 
 def run_view(run: RunRecord) -> RunView:
@@ -244,41 +235,47 @@ def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | Non
     return reasons.get(status)
 
 
+def _called(spec: Mapping[str, Any]) -> str:
+    """Return what a task does that calls a plan, in words; empty for another task."""
+    if "call" not in spec:
+        return ""
+    call = spec["call"]
+    until = "" if call["until"] is None else f", at most {call['max']} times, until {call['until']}"
+    return f"the tasks {', '.join(part['id'] for part in call['plan']['tasks'])}{until}"
+
+
 def task_view(task: TaskRecord, next_try_at: str | None = None, waits: WaitReason | None = None) -> TaskView:
     """Return the task that the record describes."""
-    return TaskView(**_of_task(task, next_try_at, waits))
-
-
-def _of_task(task: TaskRecord, next_try_at: str | None, waits: WaitReason | None) -> dict[str, Any]:
-    return {
-        "task_id": task.task_id,
-        "position": task.position,
-        "status": TaskStatus(task.status),
-        "depends_on": task.depends_on,
-        "backend": task.backend,
-        "model": task.usage.model,
-        "prompt": task.prompt,
-        "attempts": task.attempt,
-        "crashes": task.crashes,
-        "text": task.text,
-        "data": None if task.data is None else json.loads(task.data),
-        "damaged": task.damaged,
-        "error_kind": task.error_kind,
-        "error": task.error,
-        "next_try_at": next_try_at,
-        "question": task.question,
-        "waits": waits,
-        "asks": _asks(task),
-        "answers": _answers(task),
-        "session_id": task.session_id,
-        "session_confirmed": task.session_confirmed,
-        "duration_s": task.duration_s,
-        "started_at": task.started_at,
-        "ended_at": task.ended_at,
-        "added_by": task.added_by,
-        "spec": json.loads(task.spec),
+    spec = json.loads(task.spec)
+    return TaskView(
+        task_id=task.task_id,
+        position=task.position,
+        status=TaskStatus(task.status),
+        depends_on=task.depends_on,
+        backend=task.backend,
+        model=task.usage.model,
+        prompt=command_text(spec["run"], task.prompt) if "run" in spec else _called(spec) or task.prompt,
+        attempts=task.attempt,
+        crashes=task.crashes,
+        text=task.text,
+        data=None if task.data is None else json.loads(task.data),
+        damaged=task.damaged,
+        error_kind=task.error_kind,
+        error=task.error,
+        next_try_at=next_try_at,
+        question=task.question,
+        waits=waits,
+        asks=_asks(task),
+        answers=_answers(task),
+        session_id=task.session_id,
+        session_confirmed=task.session_confirmed,
+        duration_s=task.duration_s,
+        started_at=task.started_at,
+        ended_at=task.ended_at,
+        added_by=task.added_by,
+        spec=spec,
         **usage_fields(task.usage),
-    }
+    )
 
 
 def _asks(task: TaskRecord) -> AskedView | None:
@@ -299,7 +296,7 @@ def _answers(task: TaskRecord) -> tuple[AnswerView, ...]:
 
 async def task_detail(store: Store, run_id: str, task_id: str, now: float) -> TaskDetail:
     """Return the task at Unix time `now`. Raises RunNotFound, TaskNotFound, StoreError."""
-    run = await _record(store, run_id)
+    _, run = await stored_record(store, run_id)
     tasks = await store.list_tasks(run_id, task_id)
     if not tasks:
         raise TaskNotFound(f"run {run_id} has no task {task_id!r}; `plait show {run_id}` lists them")
@@ -363,7 +360,8 @@ async def history(store: Store, run_id: str, after: int, clock: Clock, poll: flo
             # Read the record before the events: if the run had ended by then, its last event is among the events read
             # next. Not every time, because the record's query counts the tasks, while a query without new events costs
             # almost nothing.
-            ended = RunStatus((await _record(store, run_id)).status) in RUN_DONE
+            _, run = await stored_record(store, run_id)
+            ended = RunStatus(run.status) in RUN_DONE
         looks += 1
         while records := await store.list_events(run_id, after):
             for record in records:
@@ -374,13 +372,6 @@ async def history(store: Store, run_id: str, after: int, clock: Clock, poll: flo
                 yield event
         if not ended:
             await clock.sleep(poll)
-
-
-async def _record(store: Store, run_id: str) -> RunRecord:
-    record = await store.get_run(run_id)
-    if record is None:
-        raise RunNotFound(f"the store has no run {run_id!r}")
-    return record
 
 
 def _event(record: EventRecord) -> EventView:
@@ -418,63 +409,48 @@ async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
     return positions
 
 
-@dataclass(frozen=True, slots=True)
-class RunFilter:
-    """Which runs are listed."""
+async def find_runs(
+    store: Store,
+    limit: int,
+    *,
+    offset: int = 0,
+    statuses: Collection[RunStatus] = (),
+    name: str | None = None,
+    search: str = "",
+    searched: int = MOST_SEARCHED,
+) -> Sequence[RunRecord]:
+    """Return the newest runs, at most `limit` after the first `offset`, as `Runs.list` chooses them, among the newest
+    `searched`. Raises StoreError.
+    """
+    text, end = search.casefold(), offset + limit
+    chooses = bool(statuses or text or name is not None)
 
-    limit: int = 50
-    """Runs of a page, at most."""
-    offset: int = 0
-    """Fitting runs before the page."""
-    statuses: Collection[RunStatus] = ()
-    """Shown statuses; empty for all."""
-    name: str | None = None
-    """The exact name; None for all."""
-    search: str = ""
-    """A part of the id or the name, in any case; empty for all."""
-
-    @property
-    def chooses(self) -> bool:
-        """Whether a run can fail to fit."""
-        return bool(self.statuses or self.search or self.name is not None)
-
-    def fits(self, run: RunView) -> bool:
-        """Return whether the run belongs to the list."""
-        text = self.search.casefold()
+    def fits(run: RunRecord) -> bool:
         return (
-            (not self.statuses or run.status in self.statuses)
-            and (self.name is None or run.name == self.name)
+            (not statuses or shown_status(run) in statuses)
+            and name in {None, run.name}
             and (text in run.name.casefold() or text in run.run_id.casefold())
         )
 
-
-async def find_runs(store: Store, chosen: RunFilter) -> tuple[RunView, ...]:
-    """Return the page of runs. Raises StoreError.
-
-    The shown status is not a column of the store, so a filter reads up to `MOST_SEARCHED` runs.
-    """
-    end = chosen.offset + chosen.limit
-    records = await store.list_runs(MOST_SEARCHED if chosen.chooses else end)
-    fitting = [run for run in map(run_view, records) if chosen.fits(run)]
-    return tuple(fitting[chosen.offset : end])
+    many = end
+    while True:  # the shown status is not a column of the store: larger and larger pages are read
+        records = await store.list_runs(min(many, searched) if chooses else end)
+        fitting = [run for run in records if fits(run)]
+        if not chooses or len(fitting) >= end or len(records) < many:
+            return fitting[offset:end]
+        many *= 4
 
 
 async def list_questions(store: Store) -> list[QuestionView]:
     """Return the tasks that wait for a person, those of the newest run first. Answered questions are left out, also if
     no process has read the answer yet. Raises StoreError if the store cannot list its runs.
     """
-    found: list[QuestionView] = []
+    questions: list[QuestionView] = []
     for run in await store.list_runs(MOST_SEARCHED):
         if run.counts.get(TaskStatus.WAITING_INPUT, 0) and RunStatus(run.status) not in RUN_DONE:
-            found += await _questions_of(store, run)
-    return found
-
-
-async def _questions_of(store: Store, record: RunRecord) -> list[QuestionView]:
-    try:
-        return await waiting_tasks(await stored_run(store, record.run_id))
-    except PlaitError:  # a damaged run, or a run that was deleted just now: the others are found
-        return []
+            with suppress(PlaitError):  # a damaged run, or a run that was deleted just now: the others are found
+                questions += await waiting_tasks(await stored_run(store, run.run_id))
+    return questions
 
 
 async def waiting_tasks(run: StoredRun) -> list[QuestionView]:

@@ -64,15 +64,14 @@ def as_csv(rows: Sequence[Mapping[str, Any]], *, raw: bool = False) -> str:
     A cell that a spreadsheet would take for a formula begins with an apostrophe, because the text comes from models;
     with `raw`, no cell is changed.
     """
-    cell = _text if raw else _safe_text
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     names = [name for group in (rows[0] if rows else ()) for name in names if name.partition(".")[0] == group]
     names = list(dict.fromkeys(names))
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\r\n")
-    writer.writerow(map(cell, names))
-    writer.writerows([cell(row.get(name)) for name in names] for row in flat)
+    writer.writerow([_text(name, raw) for name in names])
+    writer.writerows([_text(row.get(name), raw) for name in names] for row in flat)
     return file.getvalue()
 
 
@@ -88,14 +87,10 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _text(value: object) -> str:
+def _text(value: object, raw: bool) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _safe_text(value: object) -> str:
-    text = _text(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     # A spreadsheet removes line breaks before it looks for a formula.
     is_formula = text.lstrip("\r\n").startswith(_FORMULA) and not _NUMBER.fullmatch(text)
-    return f"'{text}" if is_formula else text
+    return f"'{text}" if is_formula and not raw else text

@@ -5,48 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, Literal, TypedDict
 
 from plait.errors import PromptError, RunNotFound
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord
 from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom, stored_answer_keys
-from plait.runner.state.codec import to_json
 from plait.runner.state.stored_run import StoredRun, stored_run
-from plait.runner.views.view_models import UsageView, usage_fields, view
-
-
-@view
-class ComparedRun(UsageView):
-    """One of the two runs."""
-
-    run_id: str
-    name: str
-    status: str
-    started_at: str | None
-    ended_at: str | None
-
-
-@view
-class ComparedTask(UsageView):
-    """A task in one of the two runs."""
-
-    task_id: str
-    status: str
-    prompt: str
-    """The prompt as rendered; the template if the prompt cannot be rendered."""
-    text: str | None
-    error_kind: str | None
-    error: str | None
-    duration_s: float | None
+from plait.runner.views.read_views import run_view, task_view
+from plait.runner.views.view_models import RunView, TaskView, view
 
 
 @view
 class TaskDifference:
-    """The same task in both runs. At most one side is null: then the task is in the other run only."""
+    """The same task in both runs, its prompt as rendered, or as written if it cannot be rendered. At most one side is
+    null: then the task is in the other run only.
+    """
 
     task_id: str
     """The id of the task in the second run, or in the first if the second lacks the task."""
@@ -54,8 +31,8 @@ class TaskDifference:
     """The names of the parts that differ: `prompt`, `result`, `status`; `task` if only one run has the task."""
     why: str | None
     """The first reason for another prompt or result, in a few words; null without a reason in plan and upstream."""
-    a: ComparedTask | None
-    b: ComparedTask | None
+    a: TaskView | None
+    b: TaskView | None
     words: Mapping[str, Any]
     """For a changed `prompt` and `result`, its kept, removed and added words: a list of `Piece`."""
 
@@ -64,8 +41,8 @@ class TaskDifference:
 class RunComparison:
     """Two runs compared. Tasks in only one run are differences too."""
 
-    a: ComparedRun
-    b: ComparedRun
+    a: RunView
+    b: RunView
     parted: str | None
     """The first task that differs; null if all are the same."""
     same: int
@@ -77,25 +54,14 @@ class RunComparison:
 async def compare_runs(store: Store | None, before: str, after: str) -> RunComparison:
     """Return the differences from run `before` to run `after`. Raises StoreRequired, RunNotFound, StoreError."""
     one, other = await stored_run(store, before), await stored_run(store, after)
-    tasks = list(_differences(one, other))
+    tasks = [_difference(_side(one, place), _side(other, position), why) for place, position, why in _pairs(one, other)]
     differ = tuple([task for task in tasks if task.changed])
     return RunComparison(
-        a=_compared_run(one.record),
-        b=_compared_run(other.record),
+        a=run_view(one.record),
+        b=run_view(other.record),
         parted=differ[0].task_id if differ else None,
         same=len(tasks) - len(differ),
         tasks=differ,
-    )
-
-
-def _compared_run(run: RunRecord) -> ComparedRun:
-    return ComparedRun(
-        run_id=run.run_id,
-        name=run.name,
-        status=run.status,
-        started_at=run.started_at,
-        ended_at=run.ended_at,
-        **usage_fields(run.usage),
     )
 
 
@@ -113,37 +79,46 @@ async def cut_offs(store: Store | None, run_id: str) -> list[str]:
         return []
     attempts = await run.store.list_attempts(run_id)
     taken = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))}
-    texts = {to_json(task_identity(parent.state, place)): task.text for place, task in enumerate(parent.tasks)}
+    texts = {task_identity(parent.state, place): task.text for place, task in enumerate(parent.tasks)}
     called = {one.task_id for one in attempts} - taken
     return [
         task.task_id
         for place, task in enumerate(run.tasks)
         if task.task_id in called
         and task.text is not None
-        and texts.get(to_json(task_identity(run.state, place))) == task.text
+        and texts.get(task_identity(run.state, place)) == task.text
         and any(run.state.dag.tasks[one].id in taken for one in run.state.dag.needed_by(place))
     ]
 
 
-def _differences(one: StoredRun, other: StoredRun) -> Iterator[TaskDifference]:
+def _pairs(one: StoredRun, other: StoredRun) -> Iterator[tuple[int | None, int | None, str | None]]:
+    """Yield the positions of each task in both runs, and the first reason for another prompt or result."""
     before, after = (AnswerKeys(run.state, stored_answer_keys(run)) for run in (one, other))
-    earlier: defaultdict[str, deque[int]] = defaultdict(deque)
+    earlier: defaultdict[Hashable, deque[int]] = defaultdict(deque)
     for position in range(len(one.tasks)):
-        earlier[to_json(task_identity(one.state, position))].append(position)
+        earlier[task_identity(one.state, position)].append(position)
     for position in other.state.dag.order:
-        found = earlier[to_json(task_identity(other.state, position))]
-        if not found:
-            yield _difference(None, _compared(other, position), "new task")
-            continue
-        place = found.popleft()
-        why = describe_change(before, place, after, position)
-        yield _difference(_compared(one, place), _compared(other, position), why)
-    left = sorted(position for positions in earlier.values() for position in positions)
-    for position in left:
-        yield _difference(_compared(one, position), None, "task removed")
+        places = earlier[task_identity(other.state, position)]
+        if places:
+            place = places.popleft()
+            yield place, position, describe_change(before, place, after, position)
+        else:
+            yield None, position, "new task"
+    for place in sorted(place for places in earlier.values() for place in places):
+        yield place, None, "task removed"
 
 
-def _difference(a: ComparedTask | None, b: ComparedTask | None, why: str | None) -> TaskDifference:
+def _side(run: StoredRun, position: int | None) -> TaskView | None:
+    if position is None:
+        return None
+    shown = task_view(run.tasks[position])
+    try:
+        return replace(shown, prompt=run.state.prompt(run.state.dag.tasks[position]))
+    except PromptError:
+        return shown
+
+
+def _difference(a: TaskView | None, b: TaskView | None, why: str | None) -> TaskDifference:
     if a is None or b is None:
         (side,) = (one for one in (a, b) if one is not None)
         return TaskDifference(task_id=side.task_id, changed=("task",), why=why, a=a, b=b, words={})
@@ -152,25 +127,6 @@ def _difference(a: ComparedTask | None, b: ComparedTask | None, why: str | None)
     words = {name: word_changes(*texts[name]) for name in texts if differs[name]}
     changed = tuple(name for name, value in differs.items() if value)
     return TaskDifference(task_id=b.task_id, changed=changed, why=why, a=a, b=b, words=words)
-
-
-def _compared(run: StoredRun, position: int) -> ComparedTask:
-    task = run.state.dag.tasks[position]
-    try:
-        prompt = run.state.prompt(task)
-    except PromptError:
-        prompt = task.prompt
-    record = run.tasks[position]
-    return ComparedTask(
-        task_id=record.task_id,
-        status=record.status,
-        prompt=prompt,
-        text=record.text,
-        error_kind=record.error_kind,
-        error=record.error,
-        duration_s=record.duration_s,
-        **usage_fields(record.usage),
-    )
 
 
 _WORD = re.compile(r"\s*\S+|\s+")

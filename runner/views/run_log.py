@@ -15,13 +15,13 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from plait.backends.agents.agent_watch import TurnWatch
+from plait.backends.agents.agent_transcript import TurnWatch
 from plait.events import ATTEMPT_ENDS, RunCreated, SessionOpened, TaskAnswered, TasksAdded, TaskStarted, TaskWaiting
 from plait.json_form import JsonValue
-from plait.persistence.store_protocol import Store, files_root
+from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.asked_question import answers_of
-from plait.runner.state.attempt_files import attempt_files, run_folder
+from plait.runner.state.attempt_files import attempt_files, files_root, run_folder
 from plait.runner.views.view_models import usage_fields
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class RunLog:
         """Yield the entries since the previous call, as far as available. Raises StoreError."""
         self._has_files = self._root is not None and run_folder(self._root, self._run_id).is_dir()
         while records := await self._store.list_events(self._run_id, self._after):
-            tasks = await self._of_interest(records)
+            tasks: Mapping[str, TaskRecord] = {}
+            if any(record.kind in _NEED_TASKS for record in records):  # read once for all records
+                tasks = {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
             for record in records:
                 self._after = record.seq
                 first = self._placed
@@ -105,15 +107,6 @@ class RunLog:
         for turn in self._running:
             turn.close()
 
-    async def _of_interest(self, records: Sequence[EventRecord]) -> Mapping[str, TaskRecord]:
-        """Return the tasks of the run by id if any of `records` depends on tasks, otherwise nothing. Reads the store
-        once for all records.
-        """
-
-        if not any(record.kind in _NEED_TASKS for record in records):
-            return {}
-        return {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
-
     async def _event(
         self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int
     ) -> AsyncIterator[RunLogEntry]:
@@ -127,7 +120,9 @@ class RunLog:
                 yield entry
             turn.close()
         if record.kind == TaskStarted.kind:
-            self._running.append(self._running_attempt(record.task_id or "", record.attempt or 0))
+            task_id, attempt = record.task_id or "", record.attempt or 0
+            files = None if self._root is None else attempt_files(self._root, self._run_id, task_id, attempt)
+            self._running.append(_AttemptOutput(task_id, attempt, None if files is None else TurnWatch(files.turn)))
         of_attempt = await self._of_attempt(record)
         detail = {**json.loads(record.detail), **of_attempt, **self._of_tasks(record, tasks, first)}
         yield RunLogEntry(record.at, record.kind, record.task_id, record.attempt, detail, record.seq)
@@ -143,10 +138,6 @@ class RunLog:
             yield from turn.step()
             if (at := turn.next_at(until)) is not None:
                 heappush(ready, (at, n))
-
-    def _running_attempt(self, task_id: str, attempt: int) -> _AttemptOutput:
-        files = None if self._root is None else attempt_files(self._root, self._run_id, task_id, attempt)
-        return _AttemptOutput(task_id, attempt, None if files is None else TurnWatch(files.turn))
 
     async def _stored_messages(self, turn: _AttemptOutput) -> Sequence[RunLogEntry]:
         """Return the stored messages of an attempt; for an attempt with reported output, only system notes and damaged

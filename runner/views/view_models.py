@@ -11,19 +11,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
-
-from pydantic import ConfigDict, PlainSerializer, TypeAdapter
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 from plait.events import RUN_ENDS, BackendThrottled
 from plait.persistence.store_records import MessageRecord
 from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way
 from plait.runner.domain.wait_reasons import WaitReason
 from plait.runner.policies.goal_policy import Loop, Phase
-from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.statuses import AttemptStatus, RunStatus, TaskStatus
 from plait.usage import Usage
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from plait.backends.backend_protocol import Reply
+    from plait.runner.recovery.resume import Preview
 
 ANSWERED = "answered, to be resumed"
 """A run that is waiting_input although no task asks: no process has resumed the run since the last answer."""
@@ -43,16 +46,18 @@ def _with_inherited_docs(schema: dict[str, Any], kind: type[Any]) -> None:
 def view(cls: type[T]) -> type[T]:
     """Make `cls` a dataclass with slots, frozen for type checkers only (see `value`): a run may have 20,000 tasks."""
     made: Any = dataclass(slots=True, kw_only=True)(cls)
-    made.__pydantic_config__ = ConfigDict(
-        use_attribute_docstrings=True,
-        json_schema_serialization_defaults_required=True,
-        json_schema_extra=_with_inherited_docs,
-    )
+    made.__pydantic_config__ = {
+        "use_attribute_docstrings": True,
+        "json_schema_serialization_defaults_required": True,
+        "json_schema_extra": _with_inherited_docs,
+    }
     return made  # type: ignore[no-any-return]
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - 15 MB and 0.1 s, which `plait show` without --json saves
+
     return TypeAdapter(kind)
 
 
@@ -268,8 +273,17 @@ class TaskView(UsageView):
     """Further settings of the task, such as its retry policy."""
 
 
-def _listed(tasks: Mapping[str, TaskView]) -> list[TaskView]:
-    return list(tasks.values())
+class _Listed:
+    """Tasks by their ids are a list in JSON."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        from pydantic import PlainSerializer  # noqa: PLC0415 - see `_adapter`
+
+        def listed(tasks: Mapping[str, TaskView]) -> list[TaskView]:
+            return list(tasks.values())
+
+        return PlainSerializer(listed, return_type=list[TaskView]).__get_pydantic_core_schema__(source, handler)
 
 
 @view
@@ -278,9 +292,7 @@ class RunDetail(RunView):
 
     throttled: tuple[BackendThrottled, ...] = ()
     """The throttled backends of a running run, each with its last event."""
-    tasks: Annotated[Mapping[str, TaskView], PlainSerializer(_listed, return_type=list[TaskView])] = field(
-        default_factory=dict[str, TaskView]
-    )
+    tasks: Annotated[Mapping[str, TaskView], _Listed] = field(default_factory=dict[str, TaskView])
     """The tasks, in the order of the plan; in Python by their ids."""
 
 
@@ -418,3 +430,9 @@ class ReplyView(UsageView):
     task_id: str
     text: str
     session_id: str | None
+
+    @classmethod
+    def of(cls, run_id: str, task_id: str, reply: Reply) -> ReplyView:
+        """Return the answer `reply` of the task."""
+        used = usage_fields(reply.usage)
+        return cls(run_id=run_id, task_id=task_id, text=reply.text, session_id=reply.session_id, **used)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Backend,
         ClaudeCodeBackend,
         CodexBackend,
+        CommandBackend,
         Conversation,
         ConversationRequest,
         FunctionBackend,
@@ -36,22 +37,21 @@ if TYPE_CHECKING:
         ask,
         cancel_requested,
     )
-    from plait.clock_and_ids import Clock
-    from plait.errors import BackendError, ErrorKind, PlaitError, StoreError
+    from plait.errors import BackendError, ErrorKind, PlaitError
     from plait.persistence import MemoryStore, PostgresStore, SQLiteStore, Store
     from plait.program_log import configure_logging
     from plait.runner.client.runs import Runs
     from plait.runner.domain.asked_question import OpenQuestion
     from plait.runner.domain.dag import DAG
     from plait.runner.domain.run_result import RunResult, TaskResult
-    from plait.runner.engine.run_handle import Run
+    from plait.runner.engine.live_run import Run
     from plait.runner.orchestrator import Orchestrator
     from plait.runner.parallel_runner import ParallelRunner
-    from plait.runner.plan.plan_file import Plan, load_plan
+    from plait.runner.plan_run import Plan
     from plait.runner.policies.step_workflow import Step, Workflow
-    from plait.runner.scheduling.rate_limits import RateLimits
+    from plait.runner.scheduling.own_limits import RateLimits
     from plait.statuses import RunStatus, TaskStatus
-    from plait.task import FailureMode, GrowthLimits, Retry, Task
+    from plait.task import Best, Check, FailureMode, GrowthLimits, Retry, Task
 
 __all__ = [
     "DAG",
@@ -59,9 +59,11 @@ __all__ = [
     "AnthropicBackend",
     "Backend",
     "BackendError",
+    "Best",
+    "Check",
     "ClaudeCodeBackend",
-    "Clock",
     "CodexBackend",
+    "CommandBackend",
     "Conversation",
     "ConversationRequest",
     "ErrorKind",
@@ -93,7 +95,6 @@ __all__ = [
     "SQLiteStore",
     "Step",
     "Store",
-    "StoreError",
     "Task",
     "TaskResult",
     "TaskStatus",
@@ -103,29 +104,27 @@ __all__ = [
     "cancel_requested",
     "configure_logging",
     "events",
-    "load_plan",
 ]
 
 _HOMES = {
-    "backends": "AcpBackend AnthropicBackend Backend ClaudeCodeBackend CodexBackend Conversation "
+    "backends": "AcpBackend AnthropicBackend Backend ClaudeCodeBackend CodexBackend CommandBackend Conversation "
     "ConversationRequest FunctionBackend LangGraphBackend LocalBackend Message OpenAIBackend "
     "PersonBackend Price PydanticAIBackend Question Reply Usage ask cancel_requested",
-    "errors": "BackendError ErrorKind PlaitError StoreError",
+    "errors": "BackendError ErrorKind PlaitError",
     "persistence": "MemoryStore PostgresStore SQLiteStore Store",
-    "clock_and_ids": "Clock",
     "runner.domain.dag": "DAG",
     "runner.domain.asked_question": "OpenQuestion",
     "runner.domain.run_result": "RunResult TaskResult",
     "program_log": "configure_logging",
     "runner.orchestrator": "Orchestrator",
     "runner.parallel_runner": "ParallelRunner",
-    "runner.plan.plan_file": "Plan load_plan",
+    "runner.plan_run": "Plan",
     "runner.policies.step_workflow": "Step Workflow",
-    "runner.engine.run_handle": "Run",
-    "runner.scheduling.rate_limits": "RateLimits",
+    "runner.engine.live_run": "Run",
+    "runner.scheduling.own_limits": "RateLimits",
     "runner.client.runs": "Runs",
     "statuses": "RunStatus TaskStatus",
-    "task": "FailureMode GrowthLimits Retry Task",
+    "task": "Best Check FailureMode GrowthLimits Retry Task",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

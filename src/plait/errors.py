@@ -92,6 +92,10 @@ class Problem:
     """The index of the task in the list of tasks, from 0."""
     line: int | None = None
     """The line within the prompt, from 1."""
+    name: str | None = None
+    """The name in the prompt or among the inputs that the mistake is about, if any."""
+    lacks_dependency: bool = False
+    """True if a dependency would mend the mistake."""
 
     def __str__(self) -> str:
         return self.message if self.task_id is None else f"task {self.task_id!r}: {self.message}"
@@ -277,6 +281,14 @@ class ErrorKind(StrEnum):
     """The backend no longer has the session to continue."""
     CRASHED = "crashed"
     """The process behind the backend died."""
+    COMMAND_FAILED = "command_failed"
+    """A command (`run`) ended with another exit code than 0."""
+    CHECK_FAILED = "check_failed"
+    """No answer of the conversation has passed the check of the task."""
+    CHILD_FAILED = "child_failed"
+    """A task of the plan that the task calls, or of its loop, has failed."""
+    LOOP_EXHAUSTED = "loop_exhausted"
+    """A loop has had all its rounds (`max`), and its condition (`until`) is still false."""
     INVALID_OUTPUT = "invalid_output"
     """The answer is empty, calls a tool that nobody offered, does not fit the requested schema, also after the repair
     turn, or cannot be checked in time.

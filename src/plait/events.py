@@ -8,14 +8,15 @@ change between its making and the transaction.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from operator import attrgetter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar, Final, Literal, TypeAlias
 
 from plait.dialogue import Message
 from plait.json_form import JsonValue, as_json, parsed, parsed_object, value
 from plait.statuses import RunStatus, TaskStatus
+from plait.task import Task, write_spec
 from plait.usage import NO_USAGE, Usage
 
 
@@ -47,7 +48,12 @@ class NewTask:
     backend: str | None = None
     """The name of the backend in the plan; None for the run's default."""
     spec: str = "{}"
-    """The other fields of the task as JSON. The store never reads the JSON."""
+    """The other fields of the task as JSON: see `task.write_spec`. The store never reads the JSON."""
+
+    @classmethod
+    def of(cls, task: Task) -> NewTask:
+        """Return the task as it is stored."""
+        return cls(task.id, task.prompt, tuple(task.depends_on), task.backend, write_spec(task))
 
 
 _COLUMNS = frozenset({"at", "run_id", "task_id", "attempt"})
@@ -542,30 +548,21 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
     The detail holds no prompt, no result and no policy state, because the history would grow with the square of the
     decisions; in their place stand the number of added tasks, and that a prompt has changed.
     """
-    if isinstance(event, RunCreated | TasksAdded):
-        added_by = event.added_by if isinstance(event, TasksAdded) else None
-        return (
-            event.at,
-            event.kind,
-            added_by,
-            None,
-            _encode(as_json(event, event.left_out) | {"tasks": len(event.tasks)}),
-        )
+    if type(event) is TaskStarted:
+        return event.at, event.kind, event.task_id, event.attempt, _detail_of_start(event.backend, event.confirmed)
     if isinstance(event, TaskReopened) and event.prompt is not None:
         event = replace(event, prompt="changed")
-    values = _SMALL[event.kind](event)
-    small = _details.get(values)
-    if small is None:
-        if len(_details) >= 1000:
-            _details.clear()
-        small = _details[values] = _encode(as_json(event, event.left_out))
+    form = as_json(event, event.left_out)
     if isinstance(event, TaskEvent):
-        return event.at, event.kind, event.task_id, event.attempt, small
-    return event.at, event.kind, None, None, small
+        return event.at, event.kind, event.task_id, event.attempt, _encode(form) if form else "{}"
+    if isinstance(event, RunCreated | TasksAdded):
+        form["tasks"] = len(event.tasks)
+    return event.at, event.kind, getattr(event, "added_by", None), None, _encode(form)
 
 
-_details: dict[tuple[object, ...], str] = {}
-"""The last details, by kind and values: most starts and ends of a run have the same."""
+@lru_cache(maxsize=1000)
+def _detail_of_start(backend: str, confirmed: bool) -> str:
+    return _encode(as_json(TaskStarted("", "", 0, backend, None, confirmed), TaskStarted.left_out))
 
 
 AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
@@ -579,11 +576,6 @@ EVENTS: Final[Mapping[str, type[Event]]] = {
     if isinstance(one, type) and issubclass(one, Event) and one.kind != Event.kind
 }
 """The class of each kind of event."""
-_SMALL: Final[Mapping[str, Callable[[Event], tuple[object, ...]]]] = {
-    kind: attrgetter("kind", "kind", *(field.name for field in fields(one) if field.name not in one.left_out))
-    for kind, one in EVENTS.items()
-}
-"""For each kind, what returns the kind and the fields of the detail."""
 HISTORY: Final = frozenset(kind for kind, one in EVENTS.items() if one.stored and one.shown)
 """The kinds of stored events."""
 RUN_ENDS: Final = frozenset({RunCompleted.kind, RunFailed.kind, RunCancelled.kind})

@@ -1,19 +1,20 @@
 """JSON types, and `value`: the frozen values that plait passes on, stores and shows; their JSON form, both ways. Pure.
 
 The form of a value is an object of the fields that differ from their default. A value within a value has the same form,
-a tuple is a list, a member of an enum its word. What the fields may hold is read from their annotations, once for each
-class.
+a tuple is a list, a set a sorted list, a member of an enum its word. What the fields may hold is read from their
+annotations, once for each class.
 """
 
 from __future__ import annotations
 
 import json
+from collections import abc
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from types import NoneType, UnionType
+from types import GeneratorType, NoneType, UnionType
 from typing import (
     Any,
     Literal,
@@ -61,6 +62,23 @@ def parsed_object(text: str) -> dict[str, JsonValue]:
     return found
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder for each value."""
+
+
+def to_json(form: object) -> str:
+    """Return the JSON text of `form`, as stored. Raises TypeError or ValueError for values outside JSON, NaN included.
+
+    Non-ASCII text stays unescaped, except text with lone surrogates, which survive only as escapes.
+    """
+    text = _encode(form)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(form, separators=(",", ":"))
+    return text
+
+
 def as_json(one: object, left_out: frozenset[str] = frozenset()) -> dict[str, JsonValue]:
     """Return the JSON form of the value `one`, without the fields `left_out`."""
     form: dict[str, JsonValue] = {}
@@ -75,6 +93,8 @@ def as_json(one: object, left_out: frozenset[str] = frozenset()) -> dict[str, Js
 def _written(held: Any) -> JsonValue:
     if isinstance(held, tuple):
         return [_written(one) for one in cast("tuple[object, ...]", held)]
+    if isinstance(held, frozenset):
+        return cast("JsonValue", sorted(cast("frozenset[str]", held)))
     if isinstance(held, Enum):
         return cast("JsonValue", held.value)
     return as_json(held) if is_dataclass(held) else cast("JsonValue", held)
@@ -115,6 +135,10 @@ def _read(kind: Any, form: Any) -> Any:
         return tuple(_read(inner[0], one) for one in cast("list[object]", form))
     elif origin is Literal and form in inner:
         return form
+    elif origin is abc.Mapping and isinstance(form, dict):
+        return form  # pyright: ignore[reportUnknownVariableType]
+    elif origin is abc.Collection and isinstance(form, list):
+        return frozenset(_read(inner[0], one) for one in cast("list[object]", form))
     elif origin is None and is_dataclass(kind):
         return from_json(cast("type[object]", kind), form)
     elif origin is None and issubclass(kind, tuple) and isinstance(form, list):
@@ -123,3 +147,23 @@ def _read(kind: Any, form: Any) -> Any:
     elif origin is None and issubclass(kind, Enum):
         return kind(form)
     raise ValueError(f"{form!r} is no {kind}")
+
+
+def text_of(value: object) -> str:
+    """Return `value` as a prompt shows it: text unchanged, None as nothing, everything else as JSON."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json_of(value)
+
+
+def json_of(value: object, indent: int | None = None) -> str:
+    """Return `value` as JSON. Raise TypeError, ValueError, or RecursionError if JSON has no form for the value."""
+    return json.dumps(value, ensure_ascii=False, indent=indent, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, Sequence | GeneratorType):
+        return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    raise TypeError(f"a {type(value).__name__} is not JSON")

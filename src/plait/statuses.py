@@ -133,3 +133,5 @@ TASK_DONE: frozenset[TaskStatus] = frozenset(TaskStatus) - _UNFINISHED
 RUN_DONE: frozenset[RunStatus] = frozenset({_R.COMPLETED, _R.FAILED, _R.CANCELLED})
 UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
 """Statuses of a run with an owner. Without a live owner, a run with such a status is interrupted."""
+TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
+"""Statuses of a run that waits for a process alone."""

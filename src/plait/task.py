@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cache
+from operator import attrgetter
 from pathlib import PurePath
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias, cast
 
 from plait.errors import DAGError, ErrorKind, Problem, nearest
-from plait.json_form import JsonInput, JsonValue, value
+from plait.json_form import JsonInput, JsonValue, to_json, value
 from plait.statuses import TaskStatus
 
 
@@ -24,6 +27,8 @@ class FailureMode(StrEnum):
     """The task ends as *skipped*, as if completed with an empty result, and does not fail the run."""
 
 
+Join: TypeAlias = Literal["all", "any", "done"]
+"""When a task starts: after all of its dependencies, after the first that completes, or once all have ended somehow."""
 Mode: TypeAlias = FailureMode | Literal["hard", "soft", "skip"]
 """Accepted spellings of a failure mode; stored as `FailureMode`."""
 DEFAULT_RETRY_ON: frozenset[str] = frozenset(
@@ -82,6 +87,89 @@ def _kinds(given: Collection[str]) -> frozenset[str]:
 
 
 DEFAULT_RETRY = Retry()
+
+
+MAX_REPEAT = 100
+"""The maximum number of samples of a task."""
+COMMAND_BACKEND = "command"
+"""The name of the backend of tasks that run a command and name no backend."""
+
+
+Codes: TypeAlias = Sequence[int] | Literal["any"]
+"""The exit codes with which a command completes its task."""
+SUCCESS: Codes = (0,)
+
+
+def command_text(words: Sequence[str], stdin: str, codes: Codes = SUCCESS) -> str:
+    """Return the message that starts a command: its words as JSON in the first line, with the exit codes that complete
+    the task if another code than 0 does, then its standard input.
+    """
+    first = list(words) if codes == SUCCESS else {"run": list(words), "codes": codes}
+    return json.dumps(first, ensure_ascii=False) + (f"\n{stdin}" if stdin else "")
+
+
+def read_command(message: str) -> tuple[list[str], str, Codes]:
+    """Return the words, the standard input and the exit codes in a message by `command_text`. Raises ValueError for
+    another message.
+    """
+    first, _, stdin = message.partition("\n")
+    words, codes = json.loads(first), SUCCESS
+    if isinstance(words, dict):
+        words, codes = cast("dict[str, Any]", words).get("run"), cast("dict[str, Any]", words).get("codes", SUCCESS)
+    if not isinstance(words, list) or not words:
+        raise ValueError("the first line is no list of words")
+    return list(map(str, cast("list[object]", words))), stdin, codes
+
+
+def commands_of(part: object) -> dict[str, list[str]]:
+    """Return the words of the command and of the check of a task as written in a plan file, whatever its shape, by
+    their key: `run`, `check.run`; and those of the tasks of its loop, such as `loop.tasks[0].run`.
+    """
+    commands: dict[str, list[str]] = {}
+    if isinstance(part, dict):
+        task = cast("dict[str, object]", part)
+        if isinstance(words := task.get("run"), list) and words:
+            commands["run"] = list(map(str, cast("list[object]", words)))
+        commands |= {f"check.{key}": words for key, words in commands_of(task.get("check")).items()}
+        for where, inner in tasks_within(task):
+            commands |= {f"{where}.{key}": words for key, words in commands_of(inner).items()}
+    return commands
+
+
+def tasks_within(part: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the tasks that stand within a task as written, whatever its shape: those of its loop, and of a called plan
+    that is written out; each with its key, such as `loop.tasks[0]`.
+    """
+    loop = part.get("loop")
+    holders = {"loop": loop, "plan": part.get("plan")}
+    if isinstance(loop, dict):
+        holders["loop.plan"] = cast("dict[str, object]", loop).get("plan")
+    for key, holder in holders.items():
+        tasks = cast("dict[str, object]", holder).get("tasks") if isinstance(holder, dict) else None
+        for n, task in enumerate(cast("list[object]", tasks) if isinstance(tasks, list) else []):
+            yield f"{key}.tasks[{n}]", task
+
+
+def is_allowed(run: Sequence[str], allows: Iterable[Sequence[str]]) -> bool:
+    """Return whether a command begins with the words of one of those that are allowed."""
+    return any(begin and tuple(run[: len(begin)]) == tuple(begin) for begin in allows)
+
+
+def command_mismatch(backend: str, run: Sequence[str], *, is_command: bool) -> str | None:
+    """Return the message about a command for a backend that runs none, or a prompt for one that only runs commands."""
+    if bool(run) == is_command:
+        return None
+    if is_command:
+        return f"backend {backend!r} runs commands alone; give the task one as `run`, or name another backend"
+    return f"backend {backend!r} runs no commands; name one of kind command, or leave `backend` out"
+
+
+def command_not_allowed(run: Sequence[str], backend: str | None) -> str:
+    """Return the message about a command that an added or posted task may not run."""
+    return (
+        f"the command {' '.join(run)[:100]!r} is not allowed for tasks from outside of the plan file; the owner of the "
+        f"backend {backend!r} can name the beginning of its words under `allows`"
+    )
 
 
 NO_PROMPT = "there is no prompt; write one, or name a function that needs none as the `backend`"
@@ -169,6 +257,147 @@ def takes_no_such_file(backend: str, name: str, kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """What an answer has to pass before a task is done: all that is named here, in this order. Raises ValueError if
+    nothing is, and for `tries` below 1.
+    """
+
+    run: Sequence[str] = ()
+    """A command: the program and its arguments, as in `Task.run`, in the folder of the backend `command`. The answer is
+    its standard input.
+    """
+    tries: int = 3
+    """The number of answers that are checked, the first one included. After a failed check, the reason is the next
+    message of the conversation; after the last, the task fails.
+    """
+    output_schema: Mapping[str, object] | None = None
+    """A JSON Schema for the JSON in the answer, which then becomes the `data` of the result."""
+    passes: str | None = None
+    """A condition as in `Task.when`, in which `{{ answer }}` is the answer."""
+    judge: str | None = None
+    """A prompt with `{{ answer }}` for a model or a function that says `{"ok": ..., "reason": ...}`."""
+    backend: str | None = None
+    """The name of the judge's backend; None for that of the task."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", tuple(self.run))
+        if not (self.run or self.output_schema or self.passes or self.judge):
+            raise ValueError("a check has a command, an output_schema, a condition (passes) or a judge; name one")
+        if self.tries < 1:
+            raise ValueError(f"a check has at least 1 try, not {self.tries}")
+        if self.backend is not None and not self.judge:
+            raise ValueError("the backend of a check is that of its judge; add `judge`, or leave `backend` out")
+
+
+PREVIOUS = "previous"
+"""The name of the results of the previous round, in the values (`with`) that a loop gives to its tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The tasks of a plan that a task stands for. They become tasks of the run once the task could start, and the task
+    ends with the last of them: `report.draft` is the task `draft` of the plan that `report` calls.
+
+    A loop adds them again, round by round, until a condition is true: `fix.1.test`, `fix.2.test`.
+    """
+
+    plan: Mapping[str, JsonInput]
+    """The plan as in a plan file, with the keys `tasks`, `defaults`, `inputs` (values alone) and `returns`; the plans
+    that its tasks call are written out.
+    """
+    values: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
+    """Values for the inputs of the plan, by name (`with`). Texts are templates, and a text that is one name, such as
+    `{{ item }}`, is the value itself.
+    """
+    until: str | None = None
+    """For a loop: the condition on the results of a round, as in `when`, with which the loop completes."""
+    max: int = 1
+    """The number of rounds after which the loop fails."""
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether the tasks are added again and again, until a condition is true."""
+        return self.until is not None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The templates of the values."""
+        return tuple(_texts_in(self.values))
+
+    @property
+    def tasks(self) -> Iterator[Mapping[str, Any]]:
+        """The tasks of the plan as written, and those of the plans that they call."""
+        waiting: list[object] = [{"plan": self.plan}]
+        while waiting:
+            part = cast("Mapping[str, Any]", waiting.pop())
+            inner = [task for _, task in tasks_within(part)]
+            if "id" in part and not inner:
+                yield part
+            waiting += reversed(inner)
+
+    @property
+    def backends(self) -> tuple[str | None, ...]:
+        """The names of the backends of the tasks; None for the default backend of the run."""
+        names: dict[str | None, None] = {}
+        for task in self.tasks:
+            if task.get("backend") is not None or task.get("run") or not task.get("continues"):
+                names[task.get("backend") or (COMMAND_BACKEND if task.get("run") else None)] = None
+            check: Mapping[str, Any] = task.get("check") or {}
+            names |= {COMMAND_BACKEND: None} if check.get("run") else {}
+            vote: object = task.get("vote")
+            judges = (
+                check.get("backend"),
+                cast("Mapping[str, Any]", vote).get("backend") if isinstance(vote, dict) else None,
+            )
+            names |= dict.fromkeys(judge for judge in judges if judge)
+        return tuple(names)
+
+
+def _texts_in(value: JsonInput) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | Sequence):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """A vote by a judge: it reads the answers of all samples, numbered, and names the best. Raises ValueError without a
+    prompt.
+    """
+
+    prompt: str
+    """What makes an answer good: a template as `Task.prompt`. The numbered answers are added behind it."""
+    backend: str | None = None
+    """The name of the judge's backend; None for that of the task."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt.strip():
+            raise ValueError("the judge of a vote needs a prompt that says what makes an answer good")
+
+
+class OutputModel(Protocol):
+    """A pydantic model, `type[BaseModel]`: plait needs two of its methods."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        """Return the JSON Schema of the model."""
+        ...
+
+    @classmethod
+    def model_validate(cls, obj: Any) -> Self:
+        """Return the instance for a JSON value."""
+        ...
+
+
+@cache
+def _schema_of(output: type[OutputModel]) -> Mapping[str, object]:
+    """Return the schema, one object for all tasks with the model."""
+    return output.model_json_schema()
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done.
 
@@ -232,13 +461,62 @@ class Task:
     """A condition, such as `{{ review.ok }} == false`. If it is false once the dependencies are done, the task is
     skipped, and dependents continue as after an empty result. With `for_each`, the condition of each part counts.
     """
+    run: Sequence[str] = ()
+    """A command in place of a model: the program and its arguments, each word a template; the prompt is the standard
+    input. Names stand behind `--`, or in an option such as `--file={{ path }}`. The result has `code`, `stdout`,
+    `stderr`, and with an `output_schema` `data`, the JSON in `stdout`.
+    """
+    check: Check | None = None
+    """What each answer has to pass."""
+    join: Join = "all"
+    """When the task starts. all: once all dependencies are done. any: once the first has completed; if none does, as
+    with all. done: once all have ended, whatever happened, those that cannot start any more included. The prompt has
+    an empty text for a result that is not there when the task starts.
+    """
+    race: bool = False
+    """With `join` any: the first completed dependency cancels the others, and the tasks that only serve them."""
+    codes: Codes = SUCCESS
+    """The exit codes with which a command completes the task: numbers, or `any`."""
+    call: Call | None = None
+    """A plan in place of a prompt: its tasks become tasks of the run, and its `returns` is the result."""
+    inputs: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
+    """Values for names in the prompt, in place of the inputs of the run. Filled by `call`."""
+    repeat: int = 1
+    """The number of samples: tasks `id.1`, `id.2`, ... with the same prompt. See `vote`."""
+    vote: Literal["all", "majority", "best"] | Best | None = None
+    """The answer of a task with `repeat`. all, the default: the list of the answers. majority: the answer that most
+    samples gave; of several the first. `Best`: the one that a judge, the task `id.judge`, prefers; `best` in its place
+    once the samples are tasks of their own.
+    """
+    output: type[OutputModel] | None = None
+    """A pydantic model for the answer, in place of an `output_schema`: the `value` of the result is then an instance.
+    Known to this process only: the store holds the schema and the data.
+    """
+    arguments: Sequence[str] = ()
+    """The names of tasks, inputs and the `item` whose values the function of the backend receives beside the prompt.
+    Filled from the names of its parameters when a run is made.
+    """
 
     def __post_init__(self) -> None:
-        if lacks_prompt(self.prompt, self.backend, self.files):
+        if self.run:
+            object.__setattr__(self, "run", tuple(self.run))
+            if self.backend is None:
+                object.__setattr__(self, "backend", COMMAND_BACKEND)
+        if self.codes != "any":
+            object.__setattr__(self, "codes", tuple(self.codes))
+        if self.call is not None and self.backend is None:  # it calls none itself, and its tasks need this one
+            object.__setattr__(self, "backend", next(iter(self.call.backends), None))
+        if self.call is None and lacks_prompt(self.prompt, self.backend, self.files):
             raise ValueError(f"task {self.id!r}: {NO_PROMPT}")
         # Convert a plain text such as "soft" to the enum.
         if type(self.failure_mode) is not FailureMode:
             object.__setattr__(self, "failure_mode", FailureMode(self.failure_mode))
+        if self.output is not None:
+            if self.output_schema not in (None, schema := _schema_of(self.output)):
+                raise ValueError(f"task {self.id!r} has both output and output_schema; leave one of them out")
+            object.__setattr__(self, "output_schema", schema)
+        if self.arguments:
+            object.__setattr__(self, "arguments", tuple(self.arguments))
         if isinstance(self.depends_on, str):
             object.__setattr__(self, "depends_on", (self.depends_on,))
         if isinstance(self.files, str):
@@ -261,6 +539,22 @@ class Task:
         return ModelOptions(self.model, self.system, self.temperature)
 
     @property
+    def gathers(self) -> bool:
+        """Whether the task calls no backend itself: it gathers the results of its parts, its plan or its samples."""
+        return self.for_each is not None or self.call is not None or self.vote is not None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the task adds the tasks of a plan: not by way of parts that do."""
+        return self.call is not None and self.for_each is None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The templates of the prompt, the command, the check and the values for a called plan."""
+        check, call = () if self.check is None else self.check.run, () if self.call is None else self.call.texts
+        return (self.prompt, *self.run, *check, *call)
+
+    @property
     def upstream(self) -> tuple[str, ...]:
         """The ids of all tasks to be done before: `depends_on`, then `continues` and `for_each` if not already
         listed.
@@ -269,6 +563,49 @@ class Task:
             return tuple(self.depends_on)
         further = dict.fromkeys((self.continues, self.for_each))
         return (*self.depends_on, *(name for name in further if name is not None and name not in self.depends_on))
+
+
+_OPTIONS = [one for one in fields(Task) if one.name not in {"id", "prompt", "depends_on", "backend", "output"}]
+_DEFAULTS = tuple(one.default if one.default_factory is MISSING else one.default_factory() for one in _OPTIONS)
+_options_of = attrgetter(*(one.name for one in _OPTIONS))
+
+
+def write_spec(task: Task) -> str:
+    """Return the JSON in which a task is stored: its options that differ from the defaults. Most tasks of a large run
+    share the empty spec.
+    """
+    options = _options_of(task)
+    if options == _DEFAULTS:
+        return "{}"
+    named = zip(_OPTIONS, options, _DEFAULTS, strict=True)
+    spec: dict[str, Any] = {one.name: option for one, option, default in named if option != default}
+    if "failure_mode" in spec:
+        spec["failure_mode"] = FailureMode(task.failure_mode).value
+    if "retry" in spec:
+        spec["retry"] = {**asdict(task.retry_policy), "on": sorted(task.retry_policy.on)}
+    if "check" in spec and task.check is not None:
+        spec["check"] = asdict(task.check)
+    if "call" in spec and task.call is not None:
+        spec["call"] = asdict(task.call)
+    if "files" in spec:
+        spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
+    return to_json(spec)
+
+
+def read_spec(spec: str) -> dict[str, Any]:
+    """Return the options in `spec`, as arguments of `Task`. Raises ValueError, KeyError or TypeError if damaged."""
+    if spec == "{}":
+        return {}
+    options: dict[str, Any] = json.loads(spec)
+    if "retry" in options:
+        options["retry"] = Retry(**options["retry"])
+    if "check" in options:
+        options["check"] = Check(**options["check"])
+    if "call" in options:
+        options["call"] = Call(**options["call"])
+    if "files" in options:
+        options["files"] = tuple(TaskFile(path, digest) for path, digest in options["files"])
+    return options
 
 
 def with_prompt(task: Task, prompt: str) -> Task:
@@ -327,6 +664,18 @@ def failed_status(mode: Mode) -> TaskStatus:
     return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED
 
 
+def may_start(join: Join, *, completed: int, unended: int, dead: int) -> bool | None:
+    """Return whether a task may start, by the numbers of its dependencies: None for not yet, False for never.
+
+    `dead` are those that failed hard, were cancelled, or can never start. The others that ended let dependents start.
+    """
+    if join == "any" and completed:
+        return True
+    if join == "all" and dead:
+        return False
+    return None if unended else join == "done" or not dead
+
+
 MAX_TASKS = 10_000
 """Default limit on the tasks of a run."""
 
@@ -343,9 +692,13 @@ class GrowthLimits:
     """The maximum number of tasks in all."""
     max_depth: int = MAX_DEPTH
     """The maximum number of levels at which tasks added by tasks may add tasks."""
+    pilot: int | None = None
+    """The number of elements, the first ones, to which every `for_each` of a pilot keeps; None for all elements."""
 
     def within(self, others: GrowthLimits | None) -> GrowthLimits:
         """Return the narrower limits of `self` and `others`."""
         if others is None:
             return self
-        return GrowthLimits(min(self.max_tasks, others.max_tasks), min(self.max_depth, others.max_depth))
+        pilots = [pilot for pilot in (self.pilot, others.pilot) if pilot is not None]
+        max_tasks, max_depth = min(self.max_tasks, others.max_tasks), min(self.max_depth, others.max_depth)
+        return GrowthLimits(max_tasks, max_depth, min(pilots, default=None))

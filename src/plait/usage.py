@@ -45,13 +45,13 @@ class Usage:
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
-            sum(costs) if costs else None,
-            other.model or self.model,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.reasoning_tokens + other.reasoning_tokens,
-            is_partial or (bool(costs) and (self.cost_is_unknown or other.cost_is_unknown)),
-            self.cache_write_1h_tokens + other.cache_write_1h_tokens,
+            cost_usd=sum(costs) if costs else None,
+            model=other.model or self.model,
+            cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+            cost_is_partial=is_partial or (bool(costs) and (self.cost_is_unknown or other.cost_is_unknown)),
+            cache_write_1h_tokens=self.cache_write_1h_tokens + other.cache_write_1h_tokens,
         )
 
 

@@ -72,7 +72,7 @@ def test_a_breach_is_found(text: str) -> None:
 def test_a_leaf_imports_neither_the_other_leaf_nor_the_runner() -> None:
     below = [Source("runner/prompts/prompt_names.py", ""), Source("backends/backend_protocol.py", "")]
     found = breaches([Source("persistence/tables.py", "import plait.backends.backend_protocol"), *below])
-    found += breaches([Source("backends/ask.py", "from plait.runner.prompts import prompt_names"), *below])
+    found += breaches([Source("backends/prices.py", "from plait.runner.prompts import prompt_names"), *below])
     assert len(found) == 2
 
 

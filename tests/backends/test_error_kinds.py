@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from plait.backends.error_kinds import kind_of
+from plait.backends.error_kinds import NO_REASON, kind_of, read_error
 
 STATUSES = {
     300: "invalid_request",
@@ -49,6 +51,19 @@ STREAMED = {
     "invalid_request_error": "invalid_request",
     "not_found_error": "invalid_request",
 }
+MINIMAX = {
+    1002: "rate_limited",
+    1039: "rate_limited",
+    1041: "rate_limited",
+    2045: "rate_limited",
+    1004: "auth",
+    2049: "auth",
+    1008: "auth",
+    1026: "refused",
+    1027: "refused",
+    2013: "invalid_request",
+    9999: "transient",
+}
 OVERFLOWS = [
     "Prompt is too long: 9 tokens",
     "this model's maximum context length is 8",
@@ -79,6 +94,13 @@ def test_a_code_says_more_than_the_status(status: int, code: str) -> None:
 def test_a_code_in_a_stream_counts_where_there_is_no_status(code: str) -> None:
     assert kind_of(200, ["unknown", code], "no").value == STREAMED[code]
     assert kind_of(503, [code], "no").value == "overloaded"
+
+
+@pytest.mark.parametrize("code", MINIMAX)
+def test_minimax_sends_its_codes_with_status_200(code: int) -> None:
+    body = {"choices": None, "base_resp": {"status_code": code, "status_msg": "no"}}
+    words, message = read_error(body)  # type: ignore[arg-type]
+    assert (kind_of(200, words, message).value, message) == (MINIMAX[code], "no")
 
 
 @pytest.mark.parametrize("message", OVERFLOWS)
@@ -123,3 +145,19 @@ def test_a_used_up_limit_is_known_by_the_message(message: str) -> None:
 def test_only_the_beginning_of_a_long_message_is_read() -> None:
     assert kind_of(400, [], " " * 1982 + "prompt is too long").value == "context_overflow"
     assert kind_of(400, [], " " * 1983 + "prompt is too long").value == "invalid_request"
+
+
+def test_an_error_without_a_text_is_read_at_once() -> None:
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        words, message = read_error({"error": {"code": "overloaded", "message": None}})
+    finally:
+        sys.setprofile(None)
+    assert (words, message) == (["overloaded"], NO_REASON)
+    assert calls < 1000  # each error took 0.1 s

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plait.backends.error_kinds import reports_limit, seconds_left
+from plait.backends.error_kinds import announced_wait, reports_limit, seconds_left
 
 NOW = 1_795_000_000.0
 
@@ -123,3 +123,11 @@ def test_a_used_up_limit(message: str) -> None:
 @pytest.mark.parametrize("message", NO_LIMITS)
 def test_no_used_up_limit(message: str) -> None:
     assert not reports_limit(message)
+
+
+def test_the_wait_in_the_body_of_an_error() -> None:
+    gemini = {"error": {"message": "slow down", "details": [{"@type": "x"}, {"retryDelay": "34.5s"}]}}
+    assert announced_wait(gemini, NOW) == 34.5
+    assert announced_wait({"error": {"message": "quota, try again in 7s"}}, NOW) == 7.0
+    assert announced_wait({"error": {"message": "no", "details": [{"retryDelay": "soon"}]}}, NOW) is None
+    assert announced_wait(None, NOW) is None

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from plait.backends.whole_answer import split_thoughts, whole_answer
+from plait.backends.whole_answer import split_thoughts, whole_answer, without_calls
 from plait.errors import BackendError, ErrorKind
 
 K = ErrorKind
 
 
-def kind_of(text: str, *reasons: str, **more: str) -> ErrorKind:
+def kind_of(text: str, *reasons: str, **more: object) -> ErrorKind:
     with pytest.raises(BackendError) as caught:
         whole_answer(text, reasons, **more)  # type: ignore[arg-type]
     return caught.value.kind
@@ -27,9 +27,11 @@ def kind_of(text: str, *reasons: str, **more: str) -> ErrorKind:
         ("eos_token",),
         ("COMPLETE",),
         ("end_turn",),
-        ("null", "", "stop"),
+        ("null", "", "none", "stop"),
         ("finish_reason_unspecified", "stop"),
         ("stop", "stop"),
+        ("stopstop",),
+        ("end_turnend_turnend_turn",),
         (),
     ],
 )
@@ -51,6 +53,7 @@ def test_known_good_ends(reasons: tuple[str, ...]) -> None:
         (("MALFORMED_FUNCTION_CALL",), K.INVALID_OUTPUT),
         (("max_turn_requests",), K.LIMIT_REACHED),
         (("cancelled",), K.TRANSIENT),
+        (("lengthlength",), K.TRUNCATED),
         (("a reason of next year", "stop"), K.TRANSIENT),
     ],
 )
@@ -58,11 +61,47 @@ def test_the_first_end_that_is_not_whole_decides(reasons: tuple[str, ...], kind:
     assert kind_of("half", *reasons) is kind
 
 
+@pytest.mark.parametrize(
+    ("reasons", "kind"),
+    [
+        ("length max_tokens max_output_tokens max_length model_length error_limit", K.TRUNCATED),
+        ("model_context_window_exceeded", K.TRUNCATED),
+        ("refusal safety recitation prohibited_content blocklist spii sensitive language image_safety", K.REFUSED),
+        ("error_toxic content_filter content_filtered", K.REFUSED),
+        ("tool_calls tool_call function_call unexpected_tool_call too_many_tool_calls", K.INVALID_OUTPUT),
+        ("malformed_tool_use malformed_response malformed_model_output", K.INVALID_OUTPUT),
+    ],
+)
+def test_the_words_of_all_wires_for_an_end_that_is_not_whole(reasons: str, kind: ErrorKind) -> None:
+    for reason in reasons.split():
+        assert kind_of("half", reason) is kind, reason
+
+
 def test_an_answer_whose_end_is_missing_broke_off() -> None:
     with pytest.raises(BackendError, match="broke off after 3 events") as caught:
         whole_answer("half", ["null"], missing="the answer broke off after 3 events")
     assert caught.value.kind is K.TRANSIENT
     assert whole_answer("all", ["stop"], missing="never said").content == "all"
+
+
+def test_a_call_of_a_tool_that_nobody_answers_is_no_answer_whatever_the_reason() -> None:
+    for reasons in [("stop",), ()]:
+        with pytest.raises(BackendError, match="called a tool, and none was offered") as caught:
+            whole_answer("I will look it up", reasons, calls_tool=True)
+        assert caught.value.kind is K.INVALID_OUTPUT
+    assert kind_of("half", "length", calls_tool=True) is K.TRUNCATED
+    with pytest.raises(BackendError) as caught:
+        whole_answer("half", (), calls_tool=True, missing="the answer broke off")
+    assert caught.value.kind is K.TRANSIENT
+
+
+def test_a_call_of_a_tool_that_is_answered_ends_no_answer() -> None:
+    reasons = ["tool_calls", "TOOL_USE", "FinishReason.FUNCTION_CALL", "tool_deferred", "tool_calltool_call"]
+    assert without_calls([*reasons, "length", "malformed_function_call", "stop"]) == [
+        "length",
+        "malformed_function_call",
+        "stop",
+    ]
 
 
 def test_words_of_refusal_decide_whatever_the_reason() -> None:
@@ -177,3 +216,9 @@ def test_no_text_takes_long(text: str) -> None:
     began = time.process_time()
     split_thoughts(text)
     assert time.process_time() - began < 2
+
+
+def test_a_block_that_ends_on_a_line_of_its_own_is_thoughts_unless_its_mark_is_quoted() -> None:
+    quoted = "Answer.\nA mark `<think>\nx\n</think>\nrest"
+    assert split_thoughts(quoted) == (quoted, "")
+    assert split_thoughts(quoted.replace("`", "")) == ("Answer.\nA mark \nrest", "x")

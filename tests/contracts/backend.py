@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import anyio
 import pytest
 
-from plait.backends import NO_USAGE, Backend, ConversationRequest, ForkingBackend, Message, Output, Reply
+from plait.backends import NO_USAGE, Abilities, Backend, ConversationRequest, Message, Output, Reply
 from plait.errors import BackendError, ErrorKind
 
 SCHEMA: dict[str, object] = {
@@ -125,7 +125,7 @@ class BackendContract:
 
     async def test_a_fork_is_a_session_of_its_own(self, subject: Subject) -> None:
         backend = subject.working
-        if not (isinstance(backend, ForkingBackend) and backend.can_fork):
+        if not Abilities.of(backend).can_fork:
             return
         parent = await say(backend, "My name is Ada.", new_request(backend))
         assert parent.session_id is not None

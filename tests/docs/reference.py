@@ -18,7 +18,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,7 @@ import click
 import plait
 from plait import events
 from plait.errors import ErrorKind, PlaitError
-from plait.runner.cli.command_exits import EXIT_CODES
-from plait.runner.cli.command_line import cli
+from plait.runner.cli.command_line import EXIT_CODES, cli
 from plait.runner.plan.plan_models import plan_schema
 from plait.runner.state.run_state import THROTTLING
 from plait.statuses import (
@@ -211,6 +210,9 @@ def _missing_run(kind: type[events.Event]) -> str:
 PLAN_PARTS = {
     "keys of a plan": "",
     "keys of a task": "TaskPart",
+    "keys of a check": "CheckPart",
+    "keys of a loop": "LoopPart",
+    "keys of a vote": "VotePart",
     "keys of a retry policy": "RetryPart",
     "keys of the defaults": "DefaultsPart",
     "keys of an input of files": "FilesInput",
@@ -233,8 +235,13 @@ PLAN_PARTS = {
 
 def keys(definition: str) -> str:
     """Return a table with a row for each key of a definition of the schema."""
-    schema = plan_schema()
+    schema = _plan_schema()
     return _keys(schema["$defs"][definition] if definition else schema)
+
+
+@cache
+def _plan_schema() -> dict[str, Any]:
+    return plan_schema()
 
 
 def kinds_of_backends() -> str:
@@ -286,7 +293,7 @@ def _default_of_key(value: dict[str, Any], needed: bool) -> str:
 
 # Public names, with their docstrings.
 
-HOMES = ("plait.results", "plait.workflows", "plait.orchestration", "plait.hosts")
+HOMES = ("plait.results", "plait.workflows", "plait.orchestration", "plait.hosts", "plait.testing")
 """Modules whose further names have an entry each."""
 AUTHORS = ("plait.backends", "plait.persistence")
 """Packages whose further names are for authors of backends and stores, who read the docstrings in the code."""
@@ -359,7 +366,11 @@ def _text_of_value(name: str, value: object) -> str:
     for home, module in sorted(sys.modules.items()):
         if not home.startswith("plait.") or vars(module).get(name) is not value:
             continue
-        for node, after in pairwise(ast.parse(inspect.getsource(module)).body):
+        source = inspect.getsource(module)
+        # Most modules that have the value import it; to parse them all takes seconds.
+        if not re.search(rf"^{name}\b", source, re.MULTILINE):
+            continue
+        for node, after in pairwise(ast.parse(source).body):
             targets: list[ast.expr] = [node.target] if isinstance(node, ast.AnnAssign) else []
             targets = node.targets if isinstance(node, ast.Assign) else targets
             if any(isinstance(target, ast.Name) and target.id == name for target in targets) and (text := _text(after)):

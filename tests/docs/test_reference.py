@@ -25,7 +25,7 @@ from plait import (
     results,
     workflows,
 )
-from plait.runner.cli import command_exits
+from plait.runner.cli import command_line
 from plait.runner.cli.command_line import cli
 from plait.runner.plan.plan_models import plan_schema
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition
@@ -79,7 +79,7 @@ def test_each_error_has_a_word_an_exit_code_and_a_status() -> None:
     listed = table(reference.errors(), "error")
     assert {"PlaitError", "BackendError", "StoreError", "PlanError"} < listed.keys()
     assert listed["RunNotFound"][:3] == ["`run_not_found`", "2", "404"]
-    assert {int(cells[1]) for cells in listed.values()} <= command_exits.EXIT_CODES.keys()
+    assert {int(cells[1]) for cells in listed.values()} <= command_line.EXIT_CODES.keys()
     over_http = (ROOT / "docs" / "guides" / "http.md").read_text(encoding="utf-8")
     rows = {code.strip(): kinds for code, kinds in re.findall(r"^\| (\d{3}) \| (.*) \|$", over_http, re.MULTILINE)}
     assert [error for error, cells in listed.items() if cells[0] not in rows[cells[2]]] == []
@@ -93,8 +93,8 @@ def test_the_kinds_of_errors_are_those_of_the_code() -> None:
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
-    codes = {value for name, value in vars(command_exits).items() if name.isupper() and isinstance(value, int)}
-    assert set(command_exits.EXIT_CODES) == codes
+    codes = {value for name, value in vars(command_line).items() if name.isupper() and isinstance(value, int)}
+    assert set(command_line.EXIT_CODES) == codes
 
 
 @pytest.mark.parametrize("page", reference.pages(), ids=lambda page: page.name)
@@ -133,7 +133,8 @@ def test_every_key_of_a_plan_is_in_the_reference() -> None:
     for part in reference.PLAN_PARTS.values():
         shape = schema["$defs"][part] if part else schema
         wanted = next(option for option in (shape, *shape.get("anyOf", ())) if "properties" in option)["properties"]
-        assert [key for key in wanted if f"| `{key}` |" not in reference.keys(part)] == []
+        text = reference.keys(part)
+        assert [key for key in wanted if f"| `{key}` |" not in text] == []
 
 
 def test_every_key_of_every_kind_of_backend_is_in_the_reference() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from plait.errors import RunNotFound
 from plait.persistence import MemoryStore
-from plait.runner.client import reuse_preview
+from plait.runner.client import run_estimate
 from tests.faults.campaigns.edit_bugs import BUGS, older_run_preferred
 from tests.faults.campaigns.edits import shows, violations
 from tests.runner.engine.test_cache import test_the_newest_answer_is_taken as newest_is_taken
@@ -38,6 +38,6 @@ async def test_a_deleted_parent_that_is_missed_is_seen(monkeypatch: pytest.Monke
     class UnraisedError(Exception):
         pass
 
-    monkeypatch.setattr(reuse_preview, "RunNotFound", UnraisedError)
+    monkeypatch.setattr(run_estimate, "RunNotFound", UnraisedError)
     with pytest.raises(RunNotFound):
         await deleted_parent_is_not_missed(tmp_path)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 def test_nothing_acknowledged_is_lost_and_nothing_is_half_there() -> None:
     found = power.Found()
-    for seed in range(2):
+    for seed in range(3):
         power.check(power.record(seed), found, limit=520 * (seed + 1))
     assert found.violations == []
     assert found.images > 1000

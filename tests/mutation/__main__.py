@@ -35,12 +35,12 @@ def main(arguments: Sequence[str]) -> int:
     reached.update(options.jobs)
     sample = drawn(every, options.seed, options.sample)
     plans = {mutant.key: _plan(mutant, reached, options.seconds) for mutant in sample if mutant.key not in equivalent}
-    known = _results()
-    due = [plan for plan in plans.values() if not _holds(plan, known.get(plan["key"]))]
+    results = _results()
+    due = [plan for plan in plans.values() if not _holds(plan, results.get(plan["key"]))]
     print(f"{len(sample)} of {len(every)} mutants drawn, {len(due)} to try", flush=True)
     _try(due, reached.seconds(), options)
-    known = _results()
-    survivors = [mutant for mutant in sample if mutant.key in plans and known[mutant.key]["killer"] is None]
+    results = _results()
+    survivors = [mutant for mutant in sample if mutant.key in plans and results[mutant.key]["killer"] is None]
     for mutant in survivors:
         print(f"survived: {mutant.key}" + ("" if plans[mutant.key]["tests"] else " (no test reaches it)"))
     for key in sorted(equivalent - {mutant.key for mutant in every}) if not options.module[0] else ():
@@ -70,7 +70,7 @@ def _results() -> dict[str, dict[str, Any]]:
     """Return the last result of each mutant ever tried."""
     if not _RESULTS.exists():
         return {}
-    return {found["key"]: found for found in map(json.loads, _RESULTS.read_text().splitlines())}
+    return {result["key"]: result for result in map(json.loads, _RESULTS.read_text().splitlines())}
 
 
 def _plan(mutant: Mutant, reached: Reached, seconds: float) -> dict[str, Any]:
@@ -80,11 +80,11 @@ def _plan(mutant: Mutant, reached: Reached, seconds: float) -> dict[str, Any]:
     return {"key": mutant.key, "module": mutant.module, "basis": mutant.basis, "tests": tests, "state": state}
 
 
-def _holds(plan: dict[str, Any], found: dict[str, Any] | None) -> bool:
+def _holds(plan: dict[str, Any], result: dict[str, Any] | None) -> bool:
     """Return whether the result still holds: until the function changes, and for a survivor until its tests change."""
-    if found is None or found["basis"] != plan["basis"]:
+    if result is None or result["basis"] != plan["basis"]:
         return False
-    return found["killer"] is not None or found["state"] == plan["state"]
+    return result["killer"] is not None or result["state"] == plan["state"]
 
 
 def _try(due: list[dict[str, Any]], seconds: dict[str, float], options: argparse.Namespace) -> None:
@@ -104,10 +104,10 @@ def _try(due: list[dict[str, Any]], seconds: dict[str, float], options: argparse
 
 
 def _show(mutants: list[Mutant]) -> None:
-    known = _results()
+    results = _results()
     for mutant in mutants:
-        found = known.get(mutant.key)
-        print(f"{mutant.key}\n# {'not tried' if found is None else found['killer'] or 'survived'}")
+        result = results.get(mutant.key)
+        print(f"{mutant.key}\n# {'not tried' if result is None else result['killer'] or 'survived'}")
         print("\n".join(_diff(mutant)), end="\n\n")
 
 

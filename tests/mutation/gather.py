@@ -48,13 +48,13 @@ class Recorder:
             lines = {os.path.relpath(name, ROOT): sorted(data.lines(name) or ()) for name in data.measured_files()}
             self._tests[test] = {
                 "seconds": round(self._seconds[test], 3),
-                "lines": {name: found for name, found in lines.items() if found},
+                "lines": {name: reached for name, reached in lines.items() if reached},
             }
         self._out.write_text(json.dumps(self._tests))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or config.getoption("numprocesses", None) is None:
-        asked = Path(os.environ["PLAIT_REACHED"])
-        out = asked.with_suffix(f".{os.getpid()}.json")
-        config.pluginmanager.register(Recorder(asked.read_text().split(), out))
+        modules = Path(os.environ["PLAIT_REACHED"])
+        out = modules.with_suffix(f".{os.getpid()}.json")
+        config.pluginmanager.register(Recorder(modules.read_text().split(), out))

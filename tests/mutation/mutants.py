@@ -7,6 +7,7 @@ module. Text for people (a string with a space in it) is not changed: its wordin
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,26 +24,50 @@ from mutmut.mutation.pragma_handling import IgnoredCode
 ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
+    "src/plait/task.py",
     "persistence/write_rules.py",
     "persistence/apply_events.py",
     "persistence/read_records.py",
     "persistence/delete_runs.py",
+    "persistence/sqlite_store.py",
+    "persistence/postgres_store.py",
+    "persistence/postgres_connection.py",
+    "runner/domain/continuation.py",
     "runner/scheduling/scheduler.py",
     "runner/scheduling/slots.py",
-    "runner/state/codec.py",
+    "runner/state/stored_run.py",
     "runner/state/run_state.py",
+    "runner/reuse/answer_keys.py",
+    "runner/reuse/earlier_answers.py",
     "runner/engine/checkpointer.py",
     "runner/engine/growth.py",
+    "runner/engine/lease.py",
     "runner/recovery/given_answers.py",
     "runner/recovery/resume.py",
     "runner/recovery/resume_plan.py",
     "runner/client/answer_task.py",
+    "runner/client/offered_plans.py",
+    "runner/client/run_worker.py",
     "runner/serving/http_guard.py",
+    "runner/serving/server_token.py",
     "backends/error_kinds.py",
+    "backends/whole_answer.py",
     "backends/agents/agent_errors.py",
     "backends/agents/acp_messages.py",
-    "backends/agents/claude_output.py",
+    "backends/agents/claude_code.py",
+    "backends/hosts/host_fence.py",
+    "backends/hosts/host_frames.py",
+    "backends/hosts/host_connection.py",
+    "backends/hosts/host_session.py",
+    "backends/hosts/host_process.py",
+    "backends/hosts/host_backend.py",
 )
+
+IN_CHILDREN = {
+    "backends/hosts/host_process.py": ("tests/backends/hosts/test_", "tests/runner/cli/test_agents_on_hosts.py"),
+    "runner/client/run_worker.py": ("tests/runner/cli/test_worker_command.py",),
+}
+"""Modules that run in processes which tests start, where no line is recorded, and how the names of the tests begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +124,22 @@ _OPERATORS: list[tuple[type, Any]] = [
 
 
 class _Visitor(MutationVisitor):
-    """mutmut's visitor, into decorated functions too, which mutmut leaves out only for its way to run mutants."""
+    """mutmut's visitor, into decorated functions too, which mutmut leaves out only for its way to run mutants; but not
+    into the names of type variables and the types of casts, which nothing reads while the program runs.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._types: list[cst.Arg] = []
 
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Name):
+            if node.func.value in {"TypeVar", "TypeVarTuple", "ParamSpec"}:
+                return True
+            if node.func.value == "cast":
+                self._types.append(node.args[0])
+        if any(node is cast_to for cast_to in self._types):
+            return True
         return not isinstance(node, cst.FunctionDef) and super()._skip_node_and_children(node)
 
 
@@ -117,7 +155,10 @@ class _Tree:
         self._seen: Counter[tuple[str, str, str]] = Counter()
         visitor = _Visitor(_OPERATORS, IgnoredCode(set(), set(), set()))
         self.wrapper.visit(visitor)
-        self.mutants = {self._mutant(mutation): mutation for mutation in visitor.mutations}
+        every = {self._mutant(mutation): mutation for mutation in visitor.mutations}
+        self.mutants = {
+            mutant: mutation for mutant, mutation in every.items() if not _of_strict(mutant) and not _of_a_cast(mutant)
+        }
 
     def _mutant(self, mutation: Mutation) -> Mutant:
         owner: cst.CSTNode = mutation.contained_by_top_level_function or self.wrapper.module
@@ -125,8 +166,8 @@ class _Tree:
             self._bases[owner] = _hash(self._code(owner))
         name, first = "", 0
         if isinstance(owner, cst.FunctionDef):
-            found = self._names[owner]
-            name = next(iter(found() if callable(found) else found)).name
+            names = self._names[owner]
+            name = next(iter(names() if callable(names) else names)).name
             first = self._places[owner.body].start.line
         change = name, self._code(mutation.original_node), self._code(mutation.mutated_node)
         self._seen[change] += 1
@@ -140,6 +181,18 @@ class _Tree:
 
 
 _tree = cache(_Tree)
+
+
+def _of_strict(mutant: Mutant) -> bool:
+    """Return whether only a `strict` of `zip` is changed: it asserts what holds, and decides nothing."""
+    before, after = (re.sub(r",? *(?:strict=\w+)? *\)$", ")", text) for text in (mutant.before, mutant.after))
+    return "strict=" in mutant.before and before == after
+
+
+def _of_a_cast(mutant: Mutant) -> bool:
+    """Return whether only the type of a `cast` is changed."""
+    before, after = (re.sub(r"^cast\((?:\"[^\"]*\"|[^,]*),", "cast(", text) for text in (mutant.before, mutant.after))
+    return mutant.before.startswith("cast(") and before == after
 
 
 def _hash(text: str) -> str:

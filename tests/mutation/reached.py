@@ -11,18 +11,18 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.mutants import MODULES, ROOT, Mutant
+from tests.mutation.mutants import IN_CHILDREN, MODULES, ROOT, Mutant
 
 FOLDER = ROOT / ".mutants"
 FOLDERS = ("tests/runner", "tests/persistence", "tests/backends", "tests/faults")
-"""The tests that run a mutant. The others read the source, the pages, or need a network."""
+"""The tests that run a mutant, but the slow ones. The others read the source, the pages, or need a network."""
 _FILE = FOLDER / "reached.json"
 
 
@@ -45,9 +45,9 @@ class Reached:
         print(f"gathering what the tests in {len(stale)} files reach ...", flush=True)
         for module in MODULES:
             (FOLDER / hashes[module]).write_text((ROOT / module).read_text())
-        found = _gathered(stale, jobs)
+        reached = _gathered(stale, jobs)
         for name in stale:
-            tests = {test: value for test, value in found.items() if test.startswith(f"{name}::")}
+            tests = {test: value for test, value in reached.items() if test.startswith(f"{name}::")}
             used = {name, *(module for value in tests.values() for module in value["lines"])}
             self._files[name] = {"hashes": {each: hashes[each] for each in sorted(used)}, "tests": tests}
         self._files = {name: self._files[name] for name in _test_files()}
@@ -58,27 +58,37 @@ class Reached:
         return {test: value["seconds"] for test, value in self._tests.items()}
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests that reach the mutant: first those of its package, the fastest first."""
-        area = "/".join(Path(mutant.module).parts[: 2 if mutant.module.startswith("runner/") else 1])
-        by_line = self._by_line(mutant.module)
-        lines = list(mutant.lines) if mutant.in_body else list(by_line)
-        if not any(line in by_line for line in lines):  # a constant: compiled on the first line of its statement
-            lines = [max((line for line in by_line if line < mutant.lines.start), default=0)]
-        reaching = {test for line in lines for test in by_line.get(line, ())}
-        return sorted(
-            reaching, key=lambda test: (not test.startswith(f"tests/{area}/"), self._tests[test]["seconds"], test)
-        )
+        """Return the tests that reach the mutant: first those of its module, then those of its package, the fastest
+        first; but one case of each function before the second ones.
+        """
+        module, cases = Path(mutant.module), Counter[str]()
+        area = "/".join(module.parts[: 2 if mutant.module.startswith("runner/") else 1])
+        own = f"tests/{module.parent.as_posix()}/test_{module.stem}.py::"
+        if (names := IN_CHILDREN.get(mutant.module)) is not None:
+            reaching = {test for test in self._tests if test.startswith(names)}
+        else:
+            by_line = self._by_line(mutant.module)
+            lines = list(mutant.lines) if mutant.in_body else list(by_line)
+            if not any(line in by_line for line in lines):  # a constant: compiled on the first line of its statement
+                lines = [max((line for line in by_line if line < mutant.lines.start), default=0)]
+            reaching = {test for line in lines for test in by_line.get(line, ())}
+
+        def rank(test: str) -> tuple[bool, bool, int]:
+            cases[function := test.partition("[")[0]] += 1
+            return not test.startswith(own), not test.startswith(f"tests/{area}/"), cases[function]
+
+        return sorted(sorted(reaching, key=lambda test: (self._tests[test]["seconds"], test)), key=rank)
 
     def _by_line(self, module: str) -> dict[int, set[str]]:
         """Return the tests that reach each line of the module's text."""
         if module not in self._lines:
-            found = self._lines[module] = defaultdict[int, set[str]](set)
+            reached = self._lines[module] = defaultdict[int, set[str]](set)
             for value in self._files.values():
                 now = _moved(module, value["hashes"][module]) if module in value["hashes"] else {}
                 for test, its in value["tests"].items():
                     for line in its["lines"].get(module, ()):
                         if line in now:
-                            found[now[line]].add(test)
+                            reached[now[line]].add(test)
         return self._lines[module]
 
     def state(self, tests: list[str]) -> str:
@@ -103,14 +113,26 @@ def _moved(module: str, text: str) -> dict[int, int]:
 def _gathered(files: list[str], jobs: int) -> dict[str, Any]:
     for old in FOLDER.glob("reached.*.json"):
         old.unlink()
-    asked = FOLDER / "reached.txt"
-    asked.write_text("\n".join(MODULES))
-    command = [sys.executable, "-m", "pytest", "-p", "tests.mutation.gather", "-n", str(jobs), "--dist", "loadfile"]
-    subprocess.run([*command, *files], cwd=ROOT, env={**os.environ, "PLAIT_REACHED": str(asked)}, check=False)
-    found: dict[str, Any] = {}
+    modules = FOLDER / "reached.txt"
+    modules.write_text("\n".join(MODULES))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.mutation.gather",
+        "-n",
+        str(jobs),
+        "--dist",
+        "loadfile",
+        "-m",
+        "not slow",
+    ]
+    subprocess.run([*command, *files], cwd=ROOT, env={**os.environ, "PLAIT_REACHED": str(modules)}, check=False)
+    reached: dict[str, Any] = {}
     for path in FOLDER.glob("reached.*.json"):
-        found |= json.loads(path.read_text())
-    return found
+        reached |= json.loads(path.read_text())
+    return reached
 
 
 def _test_files() -> list[str]:

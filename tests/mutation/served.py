@@ -1,4 +1,4 @@
-"""A plugin of pytest that imports one module from the text in the file named by `MUTANT`."""
+"""A plugin of pytest, and a hook of interpreters, to import one module from the text in the file named by `MUTANT`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class _Loader(SourceFileLoader):
 
 class _Finder:
     def __init__(self, module: str, source: str) -> None:
-        self._name = "plait." + module.removesuffix(".py").replace("/", ".")
-        self._path = str(ROOT / "src" / "plait" / module)
+        path = module.removeprefix("src/plait/")
+        self._name = "plait." + path.removesuffix(".py").replace("/", ".")
+        self._path = str(ROOT / "src" / "plait" / path)
         self._source = source
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -3,7 +3,7 @@
 The worker has imported and collected all tests before the first trial. A trial is a fork of the worker: the fork
 exchanges the code of the mutated function, which every reference to the function then runs, or a mutated constant in
 all modules, and runs the tests until the first failure. Any other change, such as to a field of a class, needs a new
-import: a new pytest, to which `served` gives the mutated module.
+import: a new pytest, to which `served` gives the mutated module, as to every Python that its tests start.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from typing import Any
 import pytest
 
 from tests.mutation.descendants import Descendants
-from tests.mutation.mutants import ROOT, Mutant, mutated_source
+from tests.mutation.mutants import IN_CHILDREN, ROOT, Mutant, mutated_source
 
+_HOOK = str(Path(__file__).with_name("served.py"))
+"""Run by every interpreter that starts below a trial: see the rule `.venv/.mutation` of the Makefile."""
 _BROKEN = 3
 """The exit status of a fork in which the trial itself failed."""
 _MEMORY = 6 << 30
@@ -54,7 +56,9 @@ class Trials:
     def killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
         """Return the first of the tests that fails or hangs twice with the mutant and passes without, or None."""
         source = mutated_source(mutant)
-        change = _function(mutant, source) if mutant.in_body else _constant(mutant, source)
+        change = None
+        if mutant.module not in IN_CHILDREN:
+            change = _function(mutant, source) if mutant.in_body else _constant(mutant, source)
         trial = partial(self._fork, change) if change else partial(self._new_process, mutant, source)
         tests = [test for test in tests if test in self._items]
         while tests:
@@ -121,48 +125,48 @@ class Trials:
         return test if status else None
 
     def _new_process(self, mutant: Mutant, source: str, tests: Sequence[str]) -> str | None:
-        served, asked = self._folder / "mutant.json", self._folder / "asked"
+        served, names = self._folder / "mutant.json", self._folder / "tests.txt"
         served.write_text(json.dumps({"module": mutant.module, "source": source}))
-        asked.write_text("\n".join(tests))
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "tests.mutation.served", f"@{asked}"]
+        names.write_text("\n".join(tests))
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "tests.mutation.served", f"@{names}"]
         command.append(f"--basetemp={self._folder / 'tmp'}")
+        environment = {**os.environ, "MUTANT": str(served), "MUTANT_HOOK": _HOOK}
         limit = 60 + 8 * sum(self._seconds[test] for test in tests)
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, env={**os.environ, "MUTANT": str(served)}, timeout=limit, **_QUIET, check=False
-            )
+            done = subprocess.run(command, cwd=ROOT, env=environment, timeout=limit, **_QUIET, check=False)
         except subprocess.TimeoutExpired:
             return "all tests together"
         finally:
             self._descendants.kill()
         if done.returncode == 0:
             return None
-        found = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        return found[1] if found else "the import"
+        failure = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        return failure[1] if failure else "the import"
 
 
+_VALUES = {str, bytes, int, float, tuple, list, set, frozenset, dict, re.Pattern}
 _QUIET: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 
 
 def _imported(mutant: Mutant) -> Any:
-    return sys.modules.get("plait." + mutant.module.removesuffix(".py").replace("/", "."))
+    return sys.modules.get("plait." + mutant.module.removeprefix("src/plait/").removesuffix(".py").replace("/", "."))
 
 
 def _function(mutant: Mutant, source: str) -> Callable[[], object] | None:
     """Return the exchange of the code of the mutant's function, or None if the function is not found as imported."""
-    found = _imported(mutant)
+    function = _imported(mutant)
     for part in mutant.function.split("."):
-        found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        found = getattr(found, "fget", None) or found
-        while hasattr(found, "__wrapped__"):
-            found = found.__wrapped__
-        found = getattr(found, "__func__", found)
-    if not isinstance(found, FunctionType) or found.__qualname__ != mutant.function:
+        function = vars(function).get(part) if hasattr(function, "__dict__") else None
+        function = getattr(function, "fget", None) or function
+        while hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType) or function.__qualname__ != mutant.function:
         return None
-    mutated = _code(compile(source, found.__code__.co_filename, "exec", dont_inherit=True), mutant.function)
-    if mutated is None or len(mutated.co_freevars) != len(found.__code__.co_freevars):
+    mutated = _code(compile(source, function.__code__.co_filename, "exec", dont_inherit=True), mutant.function)
+    if mutated is None or len(mutated.co_freevars) != len(function.__code__.co_freevars):
         return None
-    return partial(setattr, found, "__code__", mutated)
+    return partial(setattr, function, "__code__", mutated)
 
 
 def _constant(mutant: Mutant, source: str) -> Callable[[], object] | None:
@@ -176,12 +180,16 @@ def _constant(mutant: Mutant, source: str) -> Callable[[], object] | None:
         exec(compile(source, module.__file__, "exec", dont_inherit=True), mutated)
     except Exception:
         return None  # a test in a new process reports that the module cannot be imported
-    old = vars(module)[name]
+    # Constants that are made from it change with it: those of types that are compared by their value.
+    ours = vars(module)
+    names = {name} | {key for key, old in ours.items() if type(old) in _VALUES and mutated.get(key, old) != old}
+    changed = {key: (ours[key], mutated[key]) for key in names if not key.startswith("__")}
 
     def exchange() -> None:
         for each in list(sys.modules.values()):
-            for key in [key for key, value in vars(each).items() if value is old and key == name]:
-                setattr(each, key, mutated[name])
+            for key, (old, new) in changed.items():
+                if vars(each).get(key) is old:
+                    setattr(each, key, new)
 
     return exchange
 

@@ -47,8 +47,8 @@ class Worker:
                 if killer in each["tests"]:
                     self._killers[mutant.module].insert(0, killer)
                 seconds = round(time.monotonic() - started, 2)
-                found = {"key": mutant.key, "basis": mutant.basis, "state": each["state"], "killer": killer}
-                out.write(json.dumps({**found, "seconds": seconds}) + "\n")
+                result = {"key": mutant.key, "basis": mutant.basis, "state": each["state"], "killer": killer}
+                out.write(json.dumps({**result, "seconds": seconds}) + "\n")
                 out.flush()
         return True
 
@@ -56,8 +56,8 @@ class Worker:
         """Return the tests in the order to run: those that killed other mutants of the module first, then as many as
         fit into the seconds of the plan.
         """
-        known = set(tests)
-        first = [test for test in dict.fromkeys(self._killers[mutant.module][:30]) if test in known]
+        reaching = set(tests)
+        first = [test for test in dict.fromkeys(self._killers[mutant.module][:30]) if test in reaching]
         spent, within = 0.0, []
         for test in tests:
             spent += self._plan["seconds"][test]

@@ -130,7 +130,7 @@ async def outcomes(store: ModelStore | SQLiteStore, batches: list[tuple[list[Eve
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(BATCHES)
 def test_the_store_does_as_the_model(batches: list[tuple[list[Event], int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -181,7 +181,7 @@ class StoreMachine(RuleBasedStateMachine):
                 continue
             said = self.do(self.model.list_messages(of, there.task_id))
             prompts = [one.content for one in said if (one.attempt, one.role) == (there.attempt, "user")]
-            prompt = prompts[-1] if prompts else None
+            prompt = prompts[-1] if prompts else ()
             self.add(run_id, TaskStarted(at(6), task.task_id, task.attempt + 1, "reused"))
             self.add(run_id, TaskCompleted(at(6), task.task_id, task.attempt + 1, there.text, there.data, turn=prompt))
 

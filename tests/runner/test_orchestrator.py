@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import Orchestrator, ParallelRunner, RunStatus, Task, TaskStatus, events
+from plait import Orchestrator, ParallelRunner, Run, RunStatus, Task, TaskStatus, events
 from plait.backends import ConversationRequest, Reply, ask
 from plait.errors import RunNotFound, StoreError
 from plait.orchestration import OrchestratorResult, Phase
@@ -206,17 +206,18 @@ async def test_the_result_names_the_failures_of_the_store(store: Store) -> None:
 
 async def test_the_properties_of_a_started_one_are_never_behind_its_events(store: Store) -> None:
     phases: list[Phase] = []
-    async with orchestrator(Team(), store, "r").start() as run:
-        assert (run.run_id, run.status, run.phase) == ("r", RunStatus.QUEUED, Phase.PLANNING)
+    made = orchestrator(Team(), store, "r")
+    async with made.start() as run:
+        assert (run.run_id, run.status, made.phase) == ("r", RunStatus.QUEUED, Phase.PLANNING)
         async for event in run.events():
             if isinstance(event, events.PolicyDecided):
                 loop = Loop.of(event.state)
-                assert run.iteration >= loop.iteration and len(run.context) >= loop.iteration
-                phases.append(run.phase)
+                assert made.iteration >= loop.iteration and len(made.context) >= loop.iteration
+                phases.append(made.phase)
         assert run.status is RunStatus.COMPLETED
-        check(await run.result())
+        check(await made.result())
     assert Phase.REFLECTING in phases and phases[-1] is Phase.DONE
-    assert await run.result() == await run.result()
+    assert await made.result() == await made.result()
 
 
 async def test_the_first_reader_gets_every_event_and_each_reader_the_same() -> None:
@@ -249,16 +250,20 @@ async def test_a_stopped_one_goes_on_later(store: Store) -> None:
 
 
 async def test_another_task_stops_or_cancels_the_one_that_runs(store: Store) -> None:
-    for end, status in ((Orchestrator.stop, RunStatus.INTERRUPTED), (Orchestrator.cancel, RunStatus.CANCELLED)):
+    for end, status in ((Run.stop, RunStatus.INTERRUPTED), (Run.cancel, RunStatus.CANCELLED)):
+        started: list[Run] = []
 
         class Ending(Team):
             async def execute(self, prompt: str) -> str:
-                end(made)  # noqa: B023 - called within the same turn of the loop
+                end(started[0])  # noqa: B023 - called within the same turn of the loop
                 # A cancelled run waits some seconds for its attempts.
-                return "" if end is Orchestrator.cancel else await anyio.sleep_forever()  # noqa: B023
+                return "" if end is Run.cancel else await anyio.sleep_forever()  # noqa: B023
 
         made = orchestrator(Ending(), store, end.__name__)
-        assert (await made.run()).status is status
+        started.append(made.start())
+        async with started[0]:
+            pass
+        assert (await made.result()).status is status
     record = await store.get_run("cancel")
     assert record is not None and RunStatus(record.status) is RunStatus.CANCELLED
 
@@ -271,11 +276,8 @@ async def test_an_error_inside_the_block_stops_it(store: Store) -> None:
     assert (await made.result()).status is RunStatus.INTERRUPTED
 
 
-async def test_it_is_used_as_a_run_is() -> None:
+async def test_it_is_started_once() -> None:
     made = orchestrator(Team())
-    for use in (made.events, made.stop, made.cancel, lambda: made.status):
-        with pytest.raises(RuntimeError, match="the orchestration has not begun"):
-            use()
     with pytest.raises(RuntimeError, match="has not begun"):
         await made.result()
     check(await made.run())

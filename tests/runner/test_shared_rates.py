@@ -16,7 +16,7 @@ import pytest
 
 from plait import ParallelRunner, RateLimits
 from plait.backends import OpenAIBackend
-from plait.backends.specs.build_backend import build
+from plait.backends.specs.backend_specs import build
 from plait.persistence import SQLiteStore
 from plait.runner.client.backend_set import BackendSet
 from plait.runner.plan import parse_plan

@@ -8,8 +8,8 @@ from types import TracebackType
 import anyio
 import anyio.lowlevel
 
-from plait import Clock
 from plait.backends.backend_protocol import ConversationRequest, Output, Reply
+from plait.clock_and_ids import Clock
 from plait.errors import BackendError
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.usage import Usage

@@ -57,10 +57,10 @@ export const linked = (text) =>
 
 /** The shapes of statuses: no colour is needed to tell them apart. */
 export const SHAPES = {
-	running: "▸", waiting_input: "?", completed: "✓", failed: "✕", skipped: "»", cancelled: "⊘", cancelling: "⊖", interrupted: "!",
+	completed: "✓", skipped: "»", running: "▸", waiting_input: "?", failed: "✕", cancelled: "⊘", pending: "○", queued: "○", cancelling: "⊖", interrupted: "!",
 };
 
-export const icon = (status) => h("span.icon", { status, "aria-hidden": "true", "data-shape": SHAPES[status] || "○" });
+export const icon = (status) => h("span.icon", { status, "aria-hidden": "true", "data-shape": SHAPES[status] });
 
 export const status = (value) => h("span.status", { status: value }, icon(value), " ", words(value));
 
@@ -78,31 +78,13 @@ export const table = (titles, rows) =>
 		h("thead", h("tr", titles.map((title) => h("th", title)))),
 		h("tbody", rows.map((cells) => h("tr", cells.map((one) => h("td", one)))))));
 
-/** A view that is drawn in the next frame, also if `scroll` is moved or resized, with buttons that `scale` it. */
-export class Picture {
-	zoom = 1;
-
-	zoomed() {
-		this.scroll.addEventListener("scroll", () => this.later());
-		new ResizeObserver(() => this.later()).observe(this.scroll);
-		return h("div.zoom", [["−", 1 / 1.5, "Zoom out"], ["fit", 0], ["+", 1.5, "Zoom in"]].map(([text, by, label]) => button(text, () => this.scale(by), { label })));
-	}
-
-	later() {
-		this.frame ||= requestAnimationFrame(() => {
-			this.frame = null;
-			this.draw();
-		});
-	}
-}
+export const zoomButtons = (scale) =>
+	h("div.zoom", [["−", 1 / 1.5, "Zoom out"], ["fit", 0], ["+", 1.5, "Zoom in"]].map(([text, by, label]) => button(text, () => scale(by), { label })));
 
 // Numbers, times and addresses for people.
 export const count = (number) => number.toLocaleString("en-US");
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
-
-/** Whether all questions of the run are answered, and no process runs it. */
-export const isAnswered = (run) => run.status === "waiting_input" && !run.counts.waiting_input;
 
 /** The statuses of a run that no process runs. */
 export const RESUMABLE = ["interrupted", "waiting_input", "queued"];
@@ -143,8 +125,5 @@ export function clock(at) {
 }
 
 export const elapsed = (run) => seconds(((time(run.ended_at) || Date.now()) - time(run.started_at)) / 1000);
-
-/** Return the text, cut to `width` if a character takes `wide`. */
-export const cut = (text, width, wide) => (text.length * wide <= width ? text : `${text.slice(0, Math.max(1, Math.floor(width / wide) - 1))}…`);
 
 export const addressOf = (run, task) => `#/run/${encodeURIComponent(run)}${task ? `/task/${encodeURIComponent(task)}` : ""}`;

@@ -84,7 +84,7 @@ export class Live {
 		} catch (error) {
 			if (signal.aborted) return;
 			this.isOpen = false;
-			this.onstate("lost", error.message);
+			this.onstate("lost", error.message, error.status);
 			if (error.status !== 401) this.timer = setTimeout(() => this.open(), RETRY_MS);
 		}
 	}

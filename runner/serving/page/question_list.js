@@ -2,9 +2,9 @@
 
 import { Field, working } from "./dialogs.js";
 import { addressOf, clock, h, linked, replace, RESUMABLE, seconds, time } from "./dom.js";
-import { get, post, runPath, taskPath } from "./page_api.js";
+import { post, runPath, taskPath } from "./page_api.js";
 
-/** Return the form of a question; `done` is called after the answer. */
+/** Return the form of a question; `done` receives what was done with it, and the status of the run. */
 export function questionForm(question, done) {
 	const path = taskPath(question.run_id, question.task_id);
 	const said = h("div.ask", linked(question.question));
@@ -13,8 +13,8 @@ export function questionForm(question, done) {
 	const { schema, default: otherwise, deadline_at: deadline } = question.asks;
 	const field = new Field(schema, otherwise, "Answer");
 	const send = async () => {
-		await post(`${path}/answer`, { value: field.read(), attempt: question.attempt });
-		await done("answered");
+		const { status } = await post(`${path}/answer`, { value: field.read(), attempt: question.attempt });
+		await done("answered", status);
 	};
 	const answer = working("Answer", error, send, { class: "primary" });
 	return h("form", { onsubmit: (event) => (event.preventDefault(), answer.click()) }, said,
@@ -32,8 +32,8 @@ function decisionForm(path, said, error, done) {
 	const text = h("textarea", { rows: 2, label: "Result or reason" });
 	const settle = (title, how, given) =>
 		working(title, error, async () => {
-			await post(`${path}/settle`, { how, text: text.value });
-			await done("settled");
+			const { status } = await post(`${path}/settle`, { how, text: text.value });
+			await done("settled", status);
 		}, given);
 	return h("div", said,
 		h("p.about", "The process died while the task was running, and the task is marked at_most_once. Did it take effect?"), text,
@@ -70,10 +70,7 @@ export class QuestionsPage {
 
 	card(question) {
 		const { run_id: run, task_id: task } = question;
-		const answered = async (how) => {
-			await afterAnswer(this.told, question, how);
-			await this.navigate();
-		};
+		const answered = (...how) => (afterAnswer(this.told, question, ...how), this.navigate());
 		return h("article.card",
 			h("header", h("a", { href: addressOf(run, task) }, task), " in ", h("a", { href: addressOf(run) }, question.run_name || run), h("span.about", clock(question.since))),
 			questionForm(question, answered));
@@ -81,8 +78,7 @@ export class QuestionsPage {
 }
 
 /** Say that the task has its answer, and how to go on. */
-export async function afterAnswer(place, { run_id: run, task_id: task }, how) {
-	const { status } = await get(runPath(run));
+export function afterAnswer(place, { run_id: run, task_id: task }, how, status) {
 	const resume = () => post(`${runPath(run)}/resume`).then(() => replace(place, `Run ${run} continues.`));
 	replace(place, `${task} is ${how}. `, RESUMABLE.includes(status) && ["No process runs its run. ", working("Resume the run", place, resume)]);
 }

@@ -1,44 +1,37 @@
-// The list of the tasks: only the lines in view are elements, so ten thousand tasks scroll quickly.
+// Tasks in lines below a head: only the lines in view are elements, so ten thousand tasks scroll quickly.
 
-import { cost, h, icon, replace, seconds, set, tokens, words } from "./dom.js";
-import { countsOf, moreOf, noteOf } from "./selection.js";
+import { h, replace, set } from "./dom.js";
 
 const BESIDE = 12; // lines above and below the view
-const NARROW = matchMedia("(max-width: 640px)");
 
+/** `cellsOf` of a subclass returns the cells of a line: class, content, title. */
 export class TaskList {
 	cursor = 0;
+	height = 32; // pixels of a line
 	pool = new Map();
+	heads = h("div.heads", { role: "row", "aria-rowindex": 1 });
 	space = h("div.space", { role: "presentation" });
 
-	constructor(onopen, ontoggle) {
-		Object.assign(this, { onopen, ontoggle });
-		this.element = this.list = h("plait-tasks", {
-			role: "treegrid", tabindex: "0", label: "Tasks",
+	constructor(role, label, onopen, ontoggle) {
+		Object.assign(this, { role, onopen, ontoggle });
+		this.list = h("plait-tasks", {
+			role, label, tabindex: "0",
 			onscroll: () => this.draw(), onkeydown: (event) => this.press(event), onclick: ({ target }) => target.closest(".line")?.n >= 0 && this.open(target.closest(".line").n),
-		}, this.space);
+		}, this.heads, this.space);
 		new ResizeObserver(() => this.draw()).observe(this.list);
 	}
 
-	get lines() {
-		return this.selection.lines;
-	}
-
-	get height() {
-		return NARROW.matches ? 48 : 32;
-	}
-
-	show(selection) {
-		this.selection = selection;
+	show(selection, _run, lines = selection.lines) {
+		Object.assign(this, { selection, lines });
 		this.cursor = Math.min(this.cursor, Math.max(this.lines.length - 1, 0));
 		this.draw();
 	}
 
 	draw() {
-		if (!this.selection || !this.element.isConnected) return;
+		if (!this.selection || !this.list.isConnected) return;
 		const { list, height, pool, lines } = this;
 		this.space.style.height = `${lines.length * height}px`;
-		list.setAttribute("aria-rowcount", lines.length + Boolean(this.heads));
+		list.setAttribute("aria-rowcount", lines.length + 1);
 		const from = Math.max(0, Math.floor(list.scrollTop / height) - BESIDE);
 		const to = Math.min(lines.length, Math.ceil((list.scrollTop + list.clientHeight) / height) + BESIDE);
 		this.pool = new Map();
@@ -56,29 +49,15 @@ export class TaskList {
 	}
 
 	update(element, line, n) {
-		const { row, group, level, open, more } = line;
+		const { row, group, level, open } = line;
 		const chosen = row?.id === this.selection.task;
 		const took = row && this.selection.took(row);
-		const place = ["line", `level-${level}`, n === this.cursor && "cursor", chosen && "chosen", group && (more ? "more" : "group")].filter(Boolean).join(" ");
-		const face = [n, place, took, open, more, group && JSON.stringify(group.counts), this.face].join();
+		const place = ["line", `level-${level}`, n === this.cursor && "cursor", chosen && "chosen", group && "group"].filter(Boolean).join(" ");
+		const face = [n, place, took, open, group && JSON.stringify(group.counts), this.face].join();
 		if (element.row === row && element.face === face) return;
 		Object.assign(element, { row, face, n, className: place });
-		set(element, { "aria-rowindex": n + 1 + Boolean(this.heads), "aria-level": !this.heads && level + 1, "aria-selected": String(chosen), "aria-expanded": group && String(open) });
-		replace(element, this.cellsOf(line, took).map(([name, ...content]) => h("span", { class: name, role: "gridcell", title: name === "c-note" && content[content.length - 1] }, content)));
-	}
-
-	cellsOf({ row, group, open, more }, took) {
-		const { status, tokens: used, cost_usd: dollars } = row || group;
-		const note = row ? noteOf(row) : more ? moreOf(more) : countsOf(group);
-		return more ? [["c-state"], ["c-id", h("span.name", "…")], ["c-note", note]] : [
-			["c-state", group && h("span.twist", { "aria-hidden": "true" }, open ? "▾" : "▸"), icon(status)],
-			["c-id", h("span.name", row ? row.id : `${group.name}.*`), row?.item && h("span.item", row.item)],
-			["c-note", row && [h("b", { status }, words(status)), " "], note],
-			["c-num", row?.attempts > 1 && `${row.attempts}×`],
-			["c-num", seconds(took)],
-			["c-num", tokens(used)],
-			["c-num", cost({ cost_usd: dollars })],
-		];
+		set(element, { "aria-rowindex": n + 2, "aria-level": this.role === "treegrid" && level + 1, "aria-selected": String(chosen), "aria-expanded": group && String(open) });
+		replace(element, this.cellsOf(line, took).map(([name, content, title]) => h("span", { class: name, role: "gridcell", title }, content)));
 	}
 
 	open(n = this.cursor) {
@@ -102,7 +81,7 @@ export class TaskList {
 	move(to) {
 		const { list, height } = this;
 		this.cursor = to;
-		list.scrollTop = Math.min(Math.max(list.scrollTop, (to + 1) * height + (this.heads?.offsetHeight || 0) - list.clientHeight), to * height);
+		list.scrollTop = Math.min(Math.max(list.scrollTop, (to + 1) * height + this.heads.offsetHeight - list.clientHeight), to * height);
 		this.draw();
 	}
 
@@ -112,4 +91,4 @@ export class TaskList {
 	}
 }
 
-const idOf = ({ row, group, more }) => `line-${row ? row.id : `*${group.name}${more ? "*" : ""}`}`;
+const idOf = ({ row, group }) => `line-${row ? row.id : `*${group.name}`}`;

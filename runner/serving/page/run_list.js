@@ -1,15 +1,14 @@
 // The list of runs.
 
 import { resumeRun } from "./dialogs.js";
-import { addressOf, button, chips, clock, cost, count, elapsed, h, isAnswered, replace, status, tokens, words } from "./dom.js";
+import { addressOf, button, chips, clock, cost, count, elapsed, h, replace, RESUMABLE, SHAPES, status, tokens, words } from "./dom.js";
 import { get, poll } from "./page_api.js";
 
 const LIMIT = 50;
 const STATUSES = ["running", "waiting_input", "interrupted", "failed", "queued", "completed", "cancelled"];
-const ORDER = ["completed", "skipped", "running", "waiting_input", "failed", "cancelled", "pending"];
 
 export function progress(run) {
-	const shown = ORDER.filter((name) => run.counts[name]);
+	const shown = Object.keys(SHAPES).filter((name) => run.counts[name]);
 	const told = shown.map((name) => `${count(run.counts[name])} ${words(name)}`).join(", ");
 	const parts = shown.map((name) => h(`span.${name}`, { status: name }));
 	parts.forEach((part, n) => (part.style.flexGrow = run.counts[shown[n]]));
@@ -95,7 +94,7 @@ export class RunsPage {
 			h("td.c-run", h("a", { href }, run.name || run.run_id),
 				h("span.id", `${run.run_id} · ${clock(run.created_at)}`)),
 			h("td.c-status", status(run.status), run.reason && h("span.why", run.reason),
-				isAnswered(run) && button("Resume…", () => resumeRun(run.run_id, false))),
+				RESUMABLE.includes(run.status) && button("Resume…", () => resumeRun(run.run_id, false))),
 			h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
 			h("td.c-cost", cost(run)),
 			h("td.c-tokens", tokens(run.input_tokens + run.output_tokens)),

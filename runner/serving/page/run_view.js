@@ -3,17 +3,14 @@
 import { cancelRun, resumeRun } from "./dialogs.js";
 import { addressOf, button, chips, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
 import { GraphView } from "./graph_view.js";
-import { get, Live, runPath } from "./page_api.js";
+import { Live } from "./page_api.js";
 import { ResultTable } from "./result_table.js";
-import { TaskList } from "./row_list.js";
 import { owner, progress } from "./run_list.js";
 import { Selection, STATUSES } from "./selection.js";
 import { TaskPanel } from "./task_panel.js";
 import { Timeline } from "./timeline.js";
 
-const VIEWS = ["table", "list", "timeline", "graph"];
-const LISTS = VIEWS.slice(1);
-const FEW = 10; // parts that need no table
+const VIEWS = ["table", "timeline", "graph"];
 const DONE = ["completed", "failed", "cancelled"];
 
 export class RunPage {
@@ -34,10 +31,9 @@ export class RunPage {
 		const pick = (task) => this.set({ task });
 		const toggle = (name, open) => (this.selection.toggle(name, open), this.draw());
 		const open = (line) => line && (line.row ? pick(line.row.id) : toggle(line.group.name));
-		this.list = new TaskList(open, toggle);
 		this.table = new ResultTable(run, open, (statuses) => this.set({ statuses }));
-		this.timeline = new Timeline(open);
-		this.graph = new GraphView(run, pick, (name) => (this.selection.toggle(name, true), this.set({ view: "list" })));
+		this.timeline = new Timeline(open, toggle);
+		this.graph = new GraphView(run, pick, (name) => (this.table.chosen = name, this.set({ view: "table" })));
 		this.element = h("section.run",
 			h("div.head", h("div.titles", this.title, this.facts), this.actions), this.bar,
 			h("div.tools", this.tabs, this.find, this.chips), this.told,
@@ -92,24 +88,19 @@ export class RunPage {
 			task: (detail) => this.panel.show(detail),
 			activity: ({ entries }) => this.panel.showActivity(entries),
 			drawn: () => this.drawn(),
-		}, (state, message) => {
+		}, (state, message, status) => {
 			const isWhole = this.selection.rows.size >= this.head?.total;
 			this.setLink(state !== "live" ? state : !isWhole ? "reading" : DONE.includes(this.head.status) ? "" : state, message);
-			if (state === "lost" && !this.head) this.explain();
+			if (status === 404) this.showMissing(message);
 		});
 	}
 
-	/** There is no stream: no such run, or no such task. */
-	async explain() {
-		try {
-			await get(runPath(this.run));
-			if (this.selection.task) this.set({ task: null });
-		} catch (error) {
-			if (error.status !== 404) return;
-			this.live.close();
-			this.setLink("");
-			replace(this.element, h("div.notice", h("h1", "No such run"), h("p", error.message), h("a", { href: "#/" }, "All runs")));
-		}
+	/** There is no stream: no such task, or no such run. */
+	showMissing(message) {
+		if (this.selection.task) return this.set({ task: null });
+		this.live.close();
+		this.setLink("");
+		replace(this.element, h("div.notice", h("h1", "No such run"), h("p", message), h("a", { href: "#/" }, "All runs")));
 	}
 
 	showHead(head) {
@@ -138,11 +129,10 @@ export class RunPage {
 		this[this.view]?.reveal && this[this.view].draw();
 	}
 
-	turn(view, names) {
+	turn(view) {
 		this.view = view;
-		this.names = names;
 		const isFocused = this.tabs.contains(document.activeElement);
-		replace(this.tabs, names.map((name) => button(name[0].toUpperCase() + name.slice(1), () => this.set({ view: name }),
+		replace(this.tabs, VIEWS.map((name) => button(name[0].toUpperCase() + name.slice(1), () => this.set({ view: name }),
 			{ role: "tab", "aria-selected": String(name === view), tabindex: name === view ? 0 : -1 })));
 		if (isFocused) this.tabs.querySelector("[aria-selected=true]").focus();
 		replace(this.views, this[view].element);
@@ -150,20 +140,18 @@ export class RunPage {
 	}
 
 	pressTab(event) {
-		const { names, view } = this;
-		const step = { ArrowRight: 1, ArrowLeft: names.length - 1 }[event.key];
-		if (step) this.set({ view: names[(names.indexOf(view) + step) % names.length] });
+		const step = { ArrowRight: 1, ArrowLeft: VIEWS.length - 1 }[event.key];
+		if (step) this.set({ view: VIEWS[(VIEWS.indexOf(this.view) + step) % VIEWS.length] });
 	}
 
 	drawn() {
-		const row = this.selection.rows.get(this.selection.task);
-		if (row && this.panel.task) this.panel.showWhy(row.wait);
+		this.panel?.showWhy(this.selection.rows.get(this.selection.task)?.wait);
 		this.selection.lay();
 		this.draw();
 	}
 
 	draw() {
-		const { counts, statuses, groups, all } = this.selection;
+		const { counts, statuses } = this.selection;
 		const shown = STATUSES.filter((name) => counts[name] || statuses.has(name));
 		const face = JSON.stringify([shown.map((name) => counts[name]), [...statuses]]);
 		if (face !== this.chipFace) {
@@ -172,11 +160,8 @@ export class RunPage {
 			replace(this.chips, chips(shown, statuses, (chosen) => this.set({ statuses: chosen }), counts));
 			this.chips.children[focused]?.focus();
 		}
-		const parts = Math.max(0, ...[...groups.values()].map((group) => group.parts.length));
-		this.isWide ||= parts > FEW && 2 * parts >= all.length;
-		const names = groups.size || this.isWide ? VIEWS : LISTS;
-		const view = (names.includes(this.wanted) && this.wanted) || (this.isWide ? "table" : "list");
-		if (view !== this.view || names !== this.names) this.turn(view, names);
+		const view = this.wanted || "table";
+		if (view !== this.view) this.turn(view);
 		this[view].show(this.selection, this.head);
 	}
 }

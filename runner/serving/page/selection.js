@@ -3,7 +3,6 @@
 import { count, plural, words } from "./dom.js";
 
 const FOLDED_FROM = 11;
-const MOST_URGENT = 10; // parts that a folded group shows
 /** The most urgent first: the first that a group has is its status. */
 export const STATUSES = ["failed", "waiting_input", "running", "pending", "cancelled", "skipped", "completed"];
 
@@ -81,15 +80,15 @@ export class Selection {
 		this.lay();
 	}
 
-	/** Lay the fitting tasks out in lines. A line with `more` stands for urgent parts of a folded group without a line. */
+	/** Lay the fitting tasks out in lines. */
 	lay() {
 		this.counts = {};
 		for (const row of this.all) this.counts[row.status] = (this.counts[row.status] || 0) + 1;
-		const fitting = this.filtered ? this.all.filter((row) => this.fits(row)) : this.all;
-		this.groups = groupsOf(fitting);
+		this.fitting = this.filtered ? this.all.filter((row) => this.fits(row)) : this.all;
+		this.groups = groupsOf(this.fitting);
 		this.lines = [];
 		const placed = new Set();
-		for (const row of fitting) {
+		for (const row of this.fitting) {
 			const group = this.groups.get(row.group || row.id);
 			const isPlaced = group && placed.has(group.name);
 			if (!row.group && !isPlaced) this.lines.push({ row, level: 0 });
@@ -97,21 +96,13 @@ export class Selection {
 			placed.add(group.name);
 			const open = this.isOpen(group);
 			this.lines.push({ group, open, level: 0 });
-			const parts = open ? group.parts : group.parts.filter(({ status }) => status === "failed" || status === "waiting_input");
-			for (const part of open ? parts : parts.slice(0, MOST_URGENT)) this.lines.push({ row: part, level: 1 });
-			if (!open && parts.length > MOST_URGENT) this.lines.push({ group, open, level: 1, more: parts.length - MOST_URGENT });
+			if (open) for (const part of group.parts) this.lines.push({ row: part, level: 1 });
 		}
-	}
-
-	lineOf(task) {
-		return this.lines.findIndex((line) => line.row?.id === task);
 	}
 }
 
 /** The error or question of a task, and the reason for which it waits. */
 export const noteOf = ({ note, wait }) => [note, wait].filter(Boolean).join("; ");
-
-export const moreOf = (more) => `and ${count(more)} more failed or waiting for a person`;
 
 export const countsOf = ({ parts, counts }) =>
 	`${plural(parts.length, "part")}: ${Object.entries(counts).map(([status, number]) => `${count(number)} ${words(status)}`).join(", ")}`;

@@ -16,11 +16,10 @@ export class TaskPanel {
 	constructor(run, onclose) {
 		this.run = run;
 		this.parts = Object.fromEntries(["why", "ask", "error", "sent", "result", "talk", "tries", "more"].map((name) => [name, h(`div.part-${name}`)]));
-		const { sent, result, ...parts } = this.parts;
-		const [before, after] = [Object.values(parts).slice(0, 3), Object.values(parts).slice(3)];
+		const { why, ask, error, sent, result, talk, tries, more } = this.parts;
 		this.element = h("aside.panel", { label: "Task", tabindex: "0", onkeydown: (event) => event.key === "Escape" && onclose() },
 			h("header", this.title, button("✕", onclose, { label: "Close the task", class: "quiet" })),
-			this.head, this.actions, this.told, before, h("div.both", sent, result), after);
+			this.head, this.actions, this.told, why, ask, error, h("div.both", sent, result), talk, tries, more);
 	}
 
 	show(task) {
@@ -31,7 +30,6 @@ export class TaskPanel {
 				.map((text) => text && h("span", text)));
 		const talks = task.session_id && task.messages.some((one) => one.role !== "user") && !["waiting_input", "running"].includes(task.status);
 		replace(this.actions, talks && button("Continue the conversation", () => continueTask(this.run, task.task_id)));
-		this.showWhy(task.waits?.kind === "question" ? "" : task.waits?.text);
 		this.showQuestion(task);
 		const traceback = task.history.findLast((one) => one.traceback)?.traceback;
 		this.showPart("error", "Error", task.error_kind && [
@@ -52,12 +50,13 @@ export class TaskPanel {
 
 	/** Show what the task was asked with, beside what came. */
 	showSent({ messages, rendered, prompt, attempts, spec: { system, output_schema: schema, item, aliases: _names, ...settings } }) {
-		const sent = messages.findLast((one) => one.role === "user" && one.attempt === attempts)?.content ?? rendered;
+		this.prompt = messages.findLast((one) => one.role === "user" && one.attempt === attempts);
+		const sent = this.prompt?.content ?? rendered;
+		const folded = (title, open, content) => content && h("details", { open }, h("summary", title), h("pre.text", content));
 		this.showPart("sent", "Sent", [
-			system && h("details", { open: true }, h("summary", "System prompt"), h("pre.text", system)),
-			h("details", { open: true }, h("summary", sent ? "Prompt" : "Prompt template"), h("pre.text", linked(sent || prompt))),
+			folded("System prompt", true, system), folded("Prompt", true, sent && linked(sent)), folded("Prompt template", !sent, prompt),
 			pairs(Object.entries({ item, ...settings }).filter(([, value]) => value !== undefined).map(([name, value]) => [name, textOf(value)])),
-			schema && h("details", h("summary", "Schema of the answer"), h("pre", json(schema))),
+			folded("Schema of the answer", false, schema && json(schema)),
 		]);
 	}
 
@@ -72,7 +71,7 @@ export class TaskPanel {
 		if (attempt === this.asked) return;
 		this.asked = attempt;
 		const question = { run_id: this.run, task_id: task.task_id, attempt, question: task.question || "", asks: task.asks };
-		this.showPart("ask", "Question", attempt !== null && questionForm(question, (how) => afterAnswer(this.told, question, how)));
+		this.showPart("ask", "Question", attempt !== null && questionForm(question, (...how) => afterAnswer(this.told, question, ...how)));
 	}
 
 	showPart(name, title, content) {
@@ -84,28 +83,27 @@ export class TaskPanel {
 		this.showTalk();
 	}
 
-	/** Show the messages by attempt, with the output of agents, folded unless the attempt is under way. */
+	/** Show the messages by attempt but for the prompt sent last, with the output of agents, folded unless under way. */
 	showTalk() {
 		const { task, activity, element } = this;
 		if (!task) return;
 		const open = new Set([...this.parts.talk.querySelectorAll("details[open]")].map((one) => one.dataset.attempt));
 		const attempts = new Set([...task.messages, ...activity].map((one) => one.attempt));
-		if (task.rendered) attempts.add(task.attempts);
+		if (task.status === "running") attempts.add(task.attempts);
 		const order = [...attempts].sort((one, other) => (one || Infinity) - (other || Infinity)); // 0 is after the run
 		const turns = order.map((attempt) => {
-			const messages = task.messages.filter((one) => one.attempt === attempt);
+			const messages = task.messages.filter((one) => one.attempt === attempt && one !== this.prompt);
+			const came = messages.findIndex((one) => one.role !== "user");
+			const prompts = came < 0 ? messages : messages.slice(0, came);
 			const output = activity.filter((one) => one.attempt === attempt);
 			const isLast = attempt === task.attempts;
 			const ended = task.history.find((one) => one.attempt === attempt)?.status;
 			const how = ended && !["completed", "running", "asked"].includes(ended) ? `, ${ended}` : "";
-			const isPrompt = (one) => attempt > 0 && one.role === "user";
-			const prompts = messages.filter(isPrompt);
-			if (!prompts.length && isLast && task.rendered) prompts.push({ role: "user", content: task.rendered });
 			return [
 				(order.length > 1 || how) && h("h4", attempt ? `Attempt ${attempt}${how}` : "After the run"),
 				prompts.map(message),
 				activityOf(output, task.status === "running" && isLast, open.has(String(attempt)), attempt),
-				messages.filter((one) => !isPrompt(one)).map(message),
+				messages.slice(prompts.length).map(message),
 			];
 		});
 		const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
@@ -121,8 +119,8 @@ export class TaskPanel {
 			["Session", task.session_id && h("code", task.session_id)],
 			...task.answers.map((one) => [`Answered by ${one.by}`, [one.question, " → ", textOf(one.value)]]),
 		];
-		this.showPart("more", "More", [pairs(facts.filter(([, value]) => value && value.length !== 0)),
-			h("details", h("summary", "Prompt template"), h("pre.text", task.prompt))]);
+		const shown = facts.filter(([, value]) => value && value.length !== 0);
+		this.showPart("more", "More", shown.length > 0 && pairs(shown));
 	}
 }
 

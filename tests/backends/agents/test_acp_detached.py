@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from plait.backends import Answer, ConversationRequest, DetachedBackend, DetachedTurn, Reply
-from plait.backends.agents.acp_outbox import Outbox, relayed_command, sent_messages
+from plait.backends.agents.acp_agent import Outbox, relayed_command, sent_messages
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import Launch, child_environment, running
 from plait.errors import BackendError, ErrorKind
@@ -226,7 +226,7 @@ async def test_half_a_message_is_completed(home: Home) -> None:
     folder = home.path / "turn"
     message: Any = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"text": "x" * 100}}
     async with running(_start(home, folder, 60), folder):
-        with (folder / "said").open("ab") as file:
+        with (folder / "messages").open("ab") as file:
             file.write(json.dumps(message, separators=(",", ":")).encode()[:50])
         assert sent_messages(folder) == []
         speech = Outbox(folder)

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from plait.backends.agents.agent_catalog import NETWORK
 from plait.backends.agents.agent_errors import (
     COMMON,
     classify,
@@ -17,7 +16,8 @@ from plait.backends.agents.agent_errors import (
     safe_line,
     status_in,
 )
-from plait.backends.agents.agent_protocol import ProcessEnd
+from plait.backends.agents.agent_output import ProcessEnd
+from plait.backends.agents.claude_code import ClaudeCodeBackend
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 
@@ -122,12 +122,15 @@ def test_a_key_in_a_message_is_masked(key: str) -> None:
     assert (len(safe_line("x" * 300)), len(safe_line("x" * 9000))) == (300, 300)
 
 
-def test_both_spellings_of_a_proxy_reach_an_agent_and_are_no_secrets() -> None:
+def test_both_spellings_of_a_proxy_reach_an_agent_and_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     proxies = {f"{name}_PROXY" for name in ("HTTP", "HTTPS", "ALL", "NO")}
-    certificates = {"NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE"}
-    assert set(NETWORK) == {*proxies, *map(str.lower, proxies), *certificates}
+    network = {*proxies, *map(str.lower, proxies), "NODE_EXTRA_CA_CERTS", "SSL_CERT_DIR", "SSL_CERT_FILE"}
+    for name in network:
+        monkeypatch.setenv(name, "proxy.example")
+    environment = ClaudeCodeBackend().inherited()
+    assert network <= environment.keys()
     error = BackendError(ErrorKind.TRANSIENT, "cannot reach proxy.example")
-    hide(error, dict.fromkeys(NETWORK, "proxy.example"))
+    hide(error, environment)
     assert error.message == "cannot reach proxy.example"
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from plait.backends import ConversationRequest, Output
 from plait.backends.agents import cli_agent
-from plait.backends.agents.agent_sessions import Sessions
+from plait.backends.agents.agent_sessions import Sessions, marked, remove_sessions_except, unmarked
 from plait.errors import BackendError, ErrorKind
+from plait.usage import Usage
 from tests.support.agents.homes import Home, send, send_opened, until
 
 
@@ -63,6 +64,21 @@ async def test_a_session_that_somebody_else_keeps_is_told_as_text_elsewhere(
             assert reply.session_id not in {None, session}
             assert "First." in home.prompts[-1]
         keeper.kill()
+
+
+def test_a_session_id_with_an_open_question() -> None:
+    for question in ("asks-0123456789abcdef", "spent-2.030000-of-2.000000"):
+        assert unmarked(marked("a?b\n", question)) == ("a?b\n", question)
+    assert unmarked("a?spent-1-of-2") == ("a?spent-1-of-2", "")
+    assert unmarked(None) == (None, "")
+
+
+def test_the_files_of_a_session_with_an_open_question_stay(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, "agent")
+    for session_id in ("waits", "gone"):
+        sessions.note_spent(session_id, Usage(1))
+    assert remove_sessions_except([marked("waits", "asks-0123456789abcdef")], tmp_path, -1.0) == []
+    assert (sessions.spent("waits"), sessions.spent("gone")) == (Usage(1), None)
 
 
 KEEPER = """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.agent_protocol import Call
+from plait.backends.agents.agent_output import Call
 from plait.backends.agents.claude_code import ClaudeCodeBackend
 
 COMMON = ["-p", "--output-format=stream-json", "--verbose", "--include-partial-messages"]

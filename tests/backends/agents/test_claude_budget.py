@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from plait import DAG, ParallelRunner, PlaitError, RunResult, RunStatus, SQLiteStore, Task, TaskStatus
-from plait.backends.agents.claude_code import Budget, unmarked
+from plait.backends.agents.claude_code import Budget
 from plait.dialogue import Answer
 from tests.support.agents.homes import Home, send, until
 from tests.support.processes.command import PLAIT, environment, plait
@@ -110,10 +110,7 @@ async def test_an_answer_for_a_hook_is_no_budget(home: Home) -> None:
     assert reply.text == "went on"
 
 
-def test_the_budget_in_a_session_id() -> None:
-    assert unmarked(Budget(2, 2.03).marks("a?b\n")) == ("a?b\n", Budget(2, 2.03))
-    assert unmarked("a?spent-1-of-2") == ("a?spent-1-of-2", None)
-    assert unmarked(None) == (None, None)
+def test_what_is_spent_when_the_cost_of_a_call_is_unknown() -> None:
     assert Budget(2).after(None) == Budget(2, 2)
     assert Budget(2, 2.034).reached == "Claude Code reached its budget of $2.00 (spent $2.03)"
 

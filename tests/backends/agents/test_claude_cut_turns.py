@@ -9,9 +9,9 @@ import pytest
 
 from plait import DAG, MemoryStore, ParallelRunner, Retry, RunStatus, Task, TaskStatus
 from plait.backends.agents.agent_sessions import digest
-from plait.backends.agents.claude_output import ANSWER, write_answer
+from plait.backends.agents.claude_code import ANSWER
 from plait.backends.process.child_manifest import ChildManifest, write_manifest
-from plait.backends.turn_cancellation import CancellableTurn, Cancellation
+from plait.backends.running_turn import Cancellation, Turn, in_turn
 from plait.errors import ErrorKind
 from tests.support.agents.homes import Home, fails, send, until
 
@@ -31,7 +31,7 @@ def test_an_answer_is_in_the_session_once_its_hook_has_taken_it(home: Home, take
         ),
     )
     (folder / "stdout").write_text(json.dumps({"type": "system", "subtype": "init", "session_id": "s"}) + "\n")
-    write_answer(folder, "allow")
+    (folder / ANSWER).write_text('"allow"')
     if taken:
         (folder / ANSWER).unlink()
     session = home.path / ".claude" / "projects" / "here" / "s.jsonl"
@@ -75,12 +75,11 @@ async def test_an_agent_that_does_not_heed_the_cancel_is_cut_at_the_end_of_the_g
 async def test_no_agent_is_called_any_more_once_its_run_is_being_cancelled(home: Home) -> None:
     """The answer does not fit the schema, and the cancel comes before the agent is asked again."""
     cancellation = Cancellation()
-    with CancellableTurn(cancellation):
-        request = {
-            "output_schema": {"type": "array"},
-            "on_output": lambda output: cancellation.request() if output.kind == "notice" else None,
-        }
-        error = await fails(home.claude(), "[[say no array]]", **request)
+    request = {
+        "output_schema": {"type": "array"},
+        "on_output": lambda output: cancellation.request() if output.kind == "notice" else None,
+    }
+    error = await in_turn(Turn(cancellation), fails(home.claude(), "[[say no array]]", **request))
     assert (error.kind, error.usage.cost_usd) == (ErrorKind.CRASHED, 0.001)
     assert "being cancelled" in error.message
     assert len(home.calls) == 1

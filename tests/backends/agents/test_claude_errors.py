@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.agents.claude_output import kind_of_result
+from plait.backends.agents.claude_code import kind_of_result
 
 FIELDS = [
     ("subtype", "error_max_turns", "limit_reached"),

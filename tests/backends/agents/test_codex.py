@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.agent_protocol import Call, ProcessEnd
+from plait.backends.agents.agent_output import Call, ProcessEnd
 from plait.backends.agents.codex import CodexBackend
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage

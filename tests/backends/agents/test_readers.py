@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plait.backends import ClaudeCodeBackend, CodexBackend
 from plait.backends.agents.agent_errors import COMMON, no_outcome, safe_line
-from plait.backends.agents.agent_protocol import Call, ProcessEnd, Reader, TurnAnswer
+from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.json_fields import number
 from plait.errors import BackendError
 from plait.safe_text import shown
@@ -105,13 +105,13 @@ def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, An
     assert failure.retry_after is None or failure.retry_after >= 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(CALLS), st.lists(OBJECTS, max_size=4), ENDINGS)
 def test_any_objects_are_read(cli: str, call: Call, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
     _check(PROGRAMS[cli].reader, call, events, ending)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(bent_events(), st.sampled_from(CALLS), ENDINGS)
 def test_events_with_a_wrong_value_somewhere_are_read(
     bent: tuple[str, dict[str, Any]], call: Call, ending: ProcessEnd

@@ -10,7 +10,7 @@ import pytest
 
 from plait.backends import ClaudeCodeBackend, Output
 from plait.backends.agents.agent_errors import SchemaRefused
-from plait.backends.agents.agent_protocol import Call, ProcessEnd
+from plait.backends.agents.agent_output import Call, ProcessEnd
 from tests.support.agents.homes import Home, send
 
 PAIR = {"type": "object", "properties": {"pair": {"type": "array", "prefixItems": [{"type": "integer"}]}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from plait.backends.agents.agent_catalog import AGENTS
 from plait.errors import BackendError
 from tests.support.agents.homes import Home, send
 
@@ -20,6 +21,23 @@ GIVEN = {
 def _given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in GIVEN.items():
         monkeypatch.setenv(name, value)
+
+
+OWNERS = {
+    ("CLAUDE_", "ANTHROPIC_MODEL", "ANTHROPIC_CUSTOM_HEADERS", "AWS_"): {"claude-code", "claude-agent-acp"},
+    ("IS_SANDBOX",): {"claude-code"},
+    ("CODEX_",): {"codex", "codex-acp"},
+    ("GEMINI_CLI_", "GEMINI_MODEL", "GEMINI_SYSTEM_MD", "GOOGLE_GENAI_"): {"gemini"},
+    ("GOOSE_", "ANTHROPIC_HOST", "OPENAI_HOST"): {"goose"},
+    ("OPENCODE_",): {"opencode"},
+    ("DASHSCOPE_", "QWEN_", "OPENAI_MODEL"): {"qwen"},
+}
+
+
+@pytest.mark.parametrize("names", OWNERS)
+def test_an_agent_gets_no_variable_that_only_another_agent_reads(names: tuple[str, ...]) -> None:
+    receivers = {agent.name for agent in AGENTS if any(name.startswith(names) for name in agent.passes)}
+    assert receivers == OWNERS[names]
 
 
 async def complain(home: Home, words: str) -> BackendError:

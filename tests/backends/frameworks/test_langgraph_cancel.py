@@ -16,7 +16,7 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 
 from plait import DAG, ParallelRunner, RunStatus, SQLiteStore, Task, TaskStatus, Usage, cancel_requested
 from plait.backends import ConversationRequest, LangGraphBackend, Output
-from plait.backends.turn_cancellation import CancellableTurn, Cancellation
+from plait.backends.running_turn import Cancellation, Turn, in_turn
 from plait.errors import BackendError
 from tests.support.graphs import kept
 from tests.support.polling import until
@@ -172,10 +172,9 @@ async def test_a_cancel_that_comes_just_before_a_node_begins(tmp_path: Path) -> 
 
     async with kept(flat(nodes), tmp_path / "threads.db") as graph:
         request = ConversationRequest(idempotency_key="run:graph", on_output=on_output)
-        with CancellableTurn(cancellation):
-            async with LangGraphBackend(graph).open(request) as conversation:
-                with pytest.raises(BackendError, match="the graph stopped between two nodes"):
-                    await conversation.send("p")
+        async with LangGraphBackend(graph).open(request) as conversation:
+            with pytest.raises(BackendError, match="the graph stopped between two nodes"):
+                await in_turn(Turn(cancellation), conversation.send("p"))
         assert nodes.begun == ["a", "b"]
         assert (await graph.aget_state({"configurable": {"thread_id": "run:graph"}})).next == ("c",)
 

@@ -16,7 +16,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from plait import DAG, ParallelRunner, RunStatus, Task
-from plait.backends import ConversationRequest, ForkingBackend, LangGraphBackend, Reply
+from plait.backends import Abilities, ConversationRequest, LangGraphBackend, Reply
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
 from tests.support.graphs import chain, kept
@@ -73,7 +73,7 @@ async def messages(graph: Any, thread: str) -> str:
 
 
 async def test_forks_know_all_and_share_nothing(graph: Any) -> None:
-    assert isinstance(LangGraphBackend(graph), ForkingBackend)
+    assert Abilities.of(LangGraphBackend(graph)).can_fork
     for prompt in ("one", "two"):
         parent = await turn(graph, "r:a", prompt, **({} if prompt == "one" else {"session_id": "r:a", "resume": True}))
     before = await messages(graph, "r:a")

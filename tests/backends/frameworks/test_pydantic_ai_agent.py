@@ -11,7 +11,7 @@ from pydantic_ai import Agent, RunContext
 
 from plait import DAG, ParallelRunner, Price, Task
 from plait.backends import ConversationRequest, Message, Output, PydanticAIBackend, Reply, Usage
-from plait.backends.turn_cancellation import CancellableTurn, Cancellation
+from plait.backends.running_turn import Cancellation, Turn, in_turn
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, calling, saying
@@ -357,8 +357,8 @@ async def test_a_requested_cancellation_stops_before_the_next_request() -> None:
 
     async with serve(calling(("cancel_meanwhile", {}))) as server:
         agent = wired_agent(server.url, tools=[cancel_meanwhile])
-        with CancellableTurn(cancellation), pytest.raises(BackendError, match="between two steps") as caught:
-            await say(PydanticAIBackend(agent))
+        with pytest.raises(BackendError, match="between two steps") as caught:
+            await in_turn(Turn(cancellation), say(PydanticAIBackend(agent)))
     assert len(server.requests) == 1
     assert caught.value.usage == Usage(20, 5, model="m")
 
@@ -376,8 +376,9 @@ async def test_a_requested_cancellation_stops_before_the_tools() -> None:
 
     async with serve(calling(("act", {}), text="I will act.")) as server:
         request = ConversationRequest(session_id="s", on_output=stop)
-        with CancellableTurn(cancellation), pytest.raises(BackendError, match="between two steps"):
-            await say(PydanticAIBackend(wired_agent(server.url, tools=[act])), request=request)
+        backend = PydanticAIBackend(wired_agent(server.url, tools=[act]))
+        with pytest.raises(BackendError, match="between two steps"):
+            await in_turn(Turn(cancellation), say(backend, request=request))
     assert called == []
 
 

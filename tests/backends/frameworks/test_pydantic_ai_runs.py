@@ -182,7 +182,7 @@ def test_checking_a_plan_imports_no_library(folder: Path) -> None:
     program = (
         "import sys\n"
         "from plait.runner.cli.command_line import cli\n"
-        "from plait.runner.cli.command_exits import run_cli\n"
+        "from plait.runner.cli.command_line import run_cli\n"
         "code = run_cli(cli, ['check', 'plan.yaml'])\n"
         "sys.exit(code or ('pydantic_ai' in sys.modules))\n"
     )

@@ -19,10 +19,10 @@ from distributed import Client
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import FunctionBackend
 from plait.backends.hosts import dask_relay
-from plait.backends.hosts.dask_cluster import slots_for
-from plait.backends.hosts.described_backend import build_described, describe
-from plait.backends.hosts.host_probe import probe_hosts
-from plait.backends.specs.build_backend import BackendSpec
+from plait.backends.hosts.dask_hosts import slots_for
+from plait.backends.hosts.host_backend import build_described, describe
+from plait.backends.hosts.host_connection import probe_hosts
+from plait.backends.specs.backend_specs import BackendSpec
 from plait.backends.specs.host_specs import placed, spec_description
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.hosts import DaskHosts, SSHHosts
@@ -338,7 +338,7 @@ async def test_errors_and_questions_of_a_function_come_back(cluster: DaskCluster
 
 
 async def test_another_version_is_refused_by_name(cluster: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.backends.hosts.host_backend.version", lambda _: "9.9.9")
+    monkeypatch.setattr("plait.backends.hosts.host_connection.version", lambda _: "9.9.9")
     result = await ParallelRunner(cluster.hosts().placed(functions.where)).run(tasks(1))
     assert result["t0"].error_kind == "unavailable"
     assert "m1: plait 0.1.0 is installed there, and 9.9.9 here; install the same version" in (result["t0"].error or "")

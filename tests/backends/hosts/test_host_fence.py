@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.hosts.host_fence import Fenced, attempt_folder, remove_attempts, run_folder, take_fence
+from plait.backends.hosts.host_fence import LowEpoch, attempt_folder, remove_attempts, run_folder, take_fence
 
 KEYS = ("0" * 32, "1" * 32)
 DAY = 86400.0
@@ -29,7 +29,7 @@ def test_a_run_that_is_over_leaves_its_fence_alone(tmp_path: Path) -> None:
     remove_attempts(tmp_path, over)
     assert not (over / "a").exists()
     assert (other / "a" / "1" / "stdout").exists()
-    with pytest.raises(Fenced):
+    with pytest.raises(LowEpoch):
         take_fence(over, 2)
 
 

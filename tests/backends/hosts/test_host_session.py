@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import count
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from plait.backends.backend_protocol import AwayHost, Output
+from plait.backends.backend_protocol import AwayHost, Output, RunOnHosts
 from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
-from plait.backends.hosts.host_session import AwayReporter, HostSession
+from plait.backends.hosts.host_session import HostSession
+from plait.backends.hosts.ssh_hosts import SSHConnection
 from plait.errors import BackendError
 
 
 def attempt(task: str) -> AttemptChannel:
-    return AttemptChannel(f"{task}/1", lambda _: None, {})
-
-
-async def test_tasks_are_reported_in_the_order_in_which_they_began_to_wait() -> None:
-    connection = HostConnection("m1", 1, ("ssh",), dict)
-    connection.away_since = 1.0
-    reports: list[AwayHost] = []
-    reporter = AwayReporter({"m1": connection}, reports.append)
-    async with anyio.create_task_group() as group:
-        group.start_soon(reporter.run)
-        with ExitStack() as waits:
-            for number in range(1, 12):
-                waits.enter_context(reporter.waiting([connection], attempt(f"t.{number}")))
-            await checkpoint()
-            await checkpoint()
-        reporter.close()
-    assert [one.tasks for one in reports] == [tuple(f"t.{number}" for number in range(1, 12))]
+    return AttemptChannel(f"{task}/1", lambda _: None, {"slots": 1})
 
 
 def away_host(name: str) -> HostConnection:
     """A host that was connected before, and cannot be reached now."""
-    connection = HostConnection(name, 1, ("ssh",), dict)
+    connection = SSHConnection(name, RunOnHosts("r", "0" * 32, 1), 1, ("ssh",))
     connection.was_connected, connection.tries, connection.away_since = True, 1, 1.0
     return connection
+
+
+async def test_tasks_are_reported_in_the_order_in_which_they_began_to_wait() -> None:
+    connection = away_host("m1")
+    reports: list[AwayHost] = []
+    session = HostSession([connection], 60.0, reports.append)
+    async with anyio.create_task_group() as group:
+        for number in range(1, 12):
+            group.start_soon(session.wait_until_back, connection, attempt(f"t.{number}"), lambda _: None)
+        await checkpoint()
+        await checkpoint()
+        group.cancel_scope.cancel()
+    await checkpoint()
+    assert [one.tasks for one in reports] == [tuple(f"t.{number}" for number in range(1, 12)), ()]
 
 
 async def _keep_changing(connections: Sequence[HostConnection]) -> None:

@@ -10,13 +10,15 @@ import anyio
 import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
-from plait.backends import FunctionBackend
-from plait.backends.hosts.host_probe import probe_hosts
+from plait.backends import CommandBackend, FunctionBackend
+from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
+from plait.backends.process.process_table import start_time
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
+from tests.support.polling import until
 
 
 @pytest.fixture
@@ -292,3 +294,39 @@ async def test_an_at_most_once_task_that_waits_for_a_slot_has_not_begun(world: H
                 run.stop()
         result = await run.result()
     assert {one.status for one in result.tasks.values()} == {TaskStatus.WAITING_INPUT, TaskStatus.PENDING}
+
+
+async def test_commands_run_on_hosts_and_end_with_their_run(world: HostFolder, tmp_path: Path) -> None:
+    """Result, failure, cancellation, and the folder of the host."""
+    folder = tmp_path / "there"
+    folder.mkdir()
+    command = world.hosts("m1", "m2").placed(CommandBackend(cwd=folder))
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        runner = ParallelRunner(backends={"command": command}, store=store)
+        dag = DAG(
+            [
+                Task("here", run=["sh", "-c", "pwd; cat"], prompt="stdin"),
+                Task("next", run=["wc", "-c"], prompt="{{ here.stdout }}", depends_on=["here"]),
+                Task("data", run=["echo", '{"n": 1}'], output_schema={"type": "object"}),
+                Task("bad", run=["sh", "-c", "echo wrong >&2; exit 3"]),
+            ]
+        )
+        result = await runner.run(dag, "r")
+        assert result["here"].data == {"code": 0, "stdout": f"{folder}\nstdin", "stderr": ""}
+        assert result["next"].text.split() == [str(len(f"{folder}\nstdin"))]
+        assert result["data"].data == {"code": 0, "stdout": '{"n": 1}\n', "stderr": "", "data": {"n": 1}}
+        assert (result["bad"].error_kind, result["bad"].error) == (
+            "command_failed",
+            "sh ended with exit code 3: wrong",
+        )
+        places = {
+            json.loads(one.detail).get("place") for one in await store.list_events("r") if one.kind == TaskPlaced.kind
+        }
+        assert places <= {"m1", "m2"}
+        pids = folder / "pids"
+        tree = Task("tree", run=["sh", "-c", "sleep 600 & echo $! > pids.new; mv pids.new pids; wait"])
+        async with runner.start(DAG([tree])) as run:
+            await until(pids.exists)
+            run.cancel()
+            assert (await run.result()).status is RunStatus.CANCELLED
+    await until(lambda: start_time(int(pids.read_text())) is None)

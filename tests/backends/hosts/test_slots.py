@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from plait import DAG, ParallelRunner, Task
+from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.hosts.host_fence import Slots, slots_taken
-from plait.backends.hosts.host_probe import probe_hosts
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
 

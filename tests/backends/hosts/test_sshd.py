@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from plait import ParallelRunner, RunStatus
-from plait.backends.hosts.host_probe import probe_hosts
+from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
 from tests.support.agents.outliving import RUN

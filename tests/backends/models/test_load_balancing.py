@@ -227,24 +227,24 @@ async def test_a_refused_request_is_no_broken_server() -> None:
 
 async def test_a_conversation_goes_on_at_its_server_and_a_fork_begins_there() -> None:
     async with serve(SO) as one, serve(SO) as two, balanced(one.url, two.url) as backend:
-        await say(backend, ConversationRequest("a"))
+        await say(backend, ConversationRequest(session_id="a"))
         for _ in range(3):
-            await say(backend, ConversationRequest("a", resume=True))
-        await say(backend, ConversationRequest("b", fork_of="a"))
+            await say(backend, ConversationRequest(session_id="a", resume=True))
+        await say(backend, ConversationRequest(session_id="b", fork_of="a"))
         assert counts(one, two) == [5, 0]
-        await say(backend, ConversationRequest("c"))
+        await say(backend, ConversationRequest(session_id="c"))
         assert counts(one, two) == [5, 1]
 
 
 async def test_a_conversation_leaves_a_server_with_far_more_requests() -> None:
     gate = Gate(3)
     async with serve(SO, gate.answer) as one, serve(SO) as two, balanced(one.url, two.url) as backend:
-        await say(backend, ConversationRequest("a"))
+        await say(backend, ConversationRequest(session_id="a"))
         async with anyio.create_task_group() as group:
             for name in "bcd":
-                group.start_soon(say, backend, ConversationRequest(name, fork_of="a"))
+                group.start_soon(say, backend, ConversationRequest(session_id=name, fork_of="a"))
             await gate.all_here.wait()
-            await say(backend, ConversationRequest("e", fork_of="a"))
+            await say(backend, ConversationRequest(session_id="e", fork_of="a"))
             assert counts(one, two) == [4, 1]
             gate.open.set()
 

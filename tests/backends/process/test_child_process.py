@@ -247,24 +247,6 @@ async def test_a_child_gets_what_programs_need_and_no_secret(tmp_path: Path, mon
     assert {"PATH", "MY_KEY", "LC_ALL", "PLAIT_TURN_00"} < names
 
 
-async def test_a_fifo_is_heard_as_long_as_the_child_lives(tmp_path: Path) -> None:
-    text = "import sys\nprint('ready', flush=True)\nfor line in sys.stdin: print(line, end='', flush=True)"
-    said: list[bytes] = []
-
-    def on_line(line: bytes) -> bool:
-        said.append(line)
-        if line == b"ready":
-            (tmp_path / "t" / "stdin").write_bytes(b"one\n")
-        if line == b"one":
-            (tmp_path / "t" / "stdin").write_bytes(b"two\n")
-        return line == b"two"
-
-    start = Launch((*PYTHON, "-c", text), child_environment(), tmp_path, None)
-    async with running(start, tmp_path / "t") as child:
-        await child.follow(on_line, idle=60, until=anyio.current_time() + 60)
-    assert said == [b"ready", b"one", b"two"]
-
-
 @pytest.mark.parametrize("argument", ["plain", "two\nlines", "a\r\nb", "a\rb", "", "\udc80"])
 async def test_a_child_without_a_stored_number_is_found_by_its_arguments(tmp_path: Path, argument: str) -> None:
     """The state that a kill between the start of the child and the second `child.json` leaves."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 from anyio.to_thread import run_sync
 
@@ -89,10 +90,10 @@ async def test_who_takes_its_time_to_die_is_waited_for(
     """Its parent is over by then, so that without a mark nothing tells any more to whom it belongs."""
     deaths: list[threading.Timer] = []
 
-    def send_late(process: process_table.Process, number: int) -> bool:
-        if process.session == process.pid and not deaths and process.parent == os.getpid():
-            return send(process, number)  # the first one, to whom all others belong
-        deaths.append(threading.Timer(0.3, send, (process, number)))
+    def send_late(pid: int, started: int, number: int) -> bool:
+        if not deaths and os.getsid(pid) == pid and psutil.Process(pid).ppid() == os.getpid():
+            return send(pid, started, number)  # the first one, to whom all others belong
+        deaths.append(threading.Timer(0.3, send, (pid, started, number)))
         deaths[-1].start()
         return True
 
@@ -198,7 +199,7 @@ def test_a_signal_meets_the_very_process_that_was_seen() -> None:
     with witnesses() as seen:
         number = seen.take_number(0)
         (process,) = process_table.members([process_table.ProcessTag("0" * 16, number, started(number))])
-        assert process_table.send_signal(process._replace(started=process.started - 1), signal.SIGKILL)
+        assert process_table.send_signal(process.pid, process.started - 1, signal.SIGKILL)
         assert seen.are_alive
         assert process_table.members([process_table.ProcessTag("0" * 16, number, str(process.started - 1))]) == []
         assert seen.are_alive

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from plait.dialogue import Message
 from plait.errors import Conflict
 from plait.events import (
     HISTORY,
@@ -21,17 +22,21 @@ from plait.events import (
     TaskAnswered,
     TaskCancelled,
     TaskCompleted,
+    TaskFailed,
     TaskInterrupted,
     TaskReopened,
+    TaskRetried,
     TaskStarted,
     TaskWaiting,
 )
 from plait.persistence import MessageRecord, Store
+from plait.persistence.store_records import THOUGHTS
 from plait.usage import Usage
 from tests.contracts.store.opened import OpenedStore
 from tests.contracts.store.samples import (
     ANSWER,
     ASK,
+    ASKING,
     AT_START,
     CLAIMED,
     CREATED,
@@ -54,6 +59,8 @@ from tests.contracts.store.samples import (
     run_becomes,
     whole,
 )
+
+TURN = (Message("user", "Which?"), Message("assistant", "The Moon.", Usage(3, 2), thoughts="Hm."))
 
 
 class ReadsContract(OpenedStore):
@@ -255,11 +262,10 @@ class ReadsContract(OpenedStore):
         for name, change in NEXT.items():
             with case(name):
                 writer = Writer(store, name)
-                await writer.write(*OPENING)
-                await writer.write(*AT_START[state])
-                before = await whole(store, name)
+                await writer.write(*OPENING, *AT_START[state])
                 expected = LEGAL[state].get(name)
                 if expected is None:
+                    before = await whole(store, name)
                     with pytest.raises(Conflict, match="task 'a'"):
                         await writer.write(message(at(6), "c", 0, "user", "not to be kept"), change)
                     assert await whole(store, name) == before
@@ -356,6 +362,26 @@ class ReadsContract(OpenedStore):
         with pytest.raises(Conflict):
             await Writer(store).write(replace(CREATED, tasks=tasks))
         assert await store.list_runs() == ()
+
+    # The turn of an attempt is stored with its end.
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            TaskCompleted(at(4), "a", 1, "The Moon.", turn=TURN),
+            TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, messages=TURN),
+            TaskFailed(at(4), "a", 1, "auth", "no key", messages=TURN),
+            replace(ASKING, messages=TURN),
+        ],
+        ids=lambda end: type(end).__name__,
+    )
+    async def test_the_end_of_an_attempt_stores_its_turn(self, store: Store, writer: Writer, end: Event) -> None:
+        await writer.write(START_A, end)
+        assert await store.list_messages(RUN, "a") == (
+            MessageRecord("a", 0, 1, "user", "Which?", 0, 0, at(4)),
+            MessageRecord("a", 1, 1, THOUGHTS, "Hm.", 0, 0, at(4)),
+            MessageRecord("a", 2, 1, "assistant", "The Moon.", 3, 2, at(4)),
+        )
 
     # A completion with its prompt: prompt and text become messages of the task.
 

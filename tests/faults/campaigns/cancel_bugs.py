@@ -78,11 +78,13 @@ def _claim_not_given_back() -> AbstractContextManager[object]:
 def _store_not_closed() -> AbstractContextManager[object]:
     """A store that is cancelled while it closes leaves its thread going."""
 
-    async def close(connection: Any) -> None:
+    async def close(self: Any) -> None:
+        connection, self._connection = self._connection, None
         await anyio.lowlevel.checkpoint()
-        await connection.close()
+        if connection is not None:
+            await connection.close()
 
-    return mock.patch.object(sqlite_store, "_close", close)
+    return mock.patch.object(SQLiteStore, "close", close)
 
 
 BUGS: dict[str, Callable[[], AbstractContextManager[object]]] = {

@@ -5,50 +5,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 from plait.json_form import JsonValue
-from plait.runner.client import drive_run, reuse_preview
+from plait.runner.client import create_run, reuse_preview
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.reuse import answer_keys, earlier_answers
 from plait.runner.reuse.earlier_answers import EarlierAnswer, EarlierAnswers
-from plait.runner.state.codec import to_json
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
 from plait.task import Task
 
 Plant = Callable[[], AbstractContextManager[object]]
-
-
-def _key_without(*path: int) -> Plant:
-    """Leave out a part of the key: `path` are the indices of the part in the list that is digested."""
-
-    *places, last = path
-
-    def without(value: Any) -> str:
-        if not _is_key(value):
-            return to_json(value)
-        found = json.loads(to_json(value))
-        part = reduce(getitem, places, found)
-        if part:
-            part[last] = None
-        return to_json(found)
-
-    return lambda: mock.patch.object(answer_keys, "to_json", without)
-
-
-def _is_key(value: Any) -> bool:
-    """Return whether `value` is what a key is the digest of."""
-    return (
-        isinstance(value, list) and [*cast("list[object]", value)][:1] == [1] and len(cast("list[object]", value)) == 6
-    )
 
 
 def _in(owner: object, name: str, bug: object) -> Plant:
@@ -58,16 +30,16 @@ def _in(owner: object, name: str, bug: object) -> Plant:
 def _identity_by_position() -> AbstractContextManager[object]:
     """Use the number of a part in its list, in place of the element, in keys alone."""
 
-    def by_number(state: RunState, position: int) -> list[Any]:
-        return [state.dag.tasks[position].id]
+    def by_number(state: RunState, position: int) -> str:
+        return state.dag.tasks[position].id
 
     return mock.patch.object(answer_keys, "task_identity", by_number)
 
 
 def _identity_without_the_element() -> AbstractContextManager[object]:
-    def whole(state: RunState, position: int) -> list[Any]:
+    def whole(state: RunState, position: int) -> str:
         task = state.dag.tasks[position]
-        return [answer_keys.group_of(task.id, task.item) or task.id]
+        return answer_keys.group_of(task.id, task.item) or task.id
 
     return mock.patch.object(answer_keys, "task_identity", whole)
 
@@ -79,7 +51,7 @@ def _effects_taken_over() -> AbstractContextManager[object]:
         return {**dict.fromkeys(config.backends, "any"), "": "any"}
 
     stack = ExitStack()
-    for module in (drive_run, reuse_preview):
+    for module in (create_run, reuse_preview):
         stack.enter_context(mock.patch.object(module, "answer_keys", all_keys))
     return stack
 
@@ -108,13 +80,14 @@ def _cache_before_fresh() -> AbstractContextManager[object]:
     def found_anyway(answers: EarlierAnswers, state: RunState, position: int) -> EarlierAnswer | None:
         if not answers.is_fresh(state.dag.tasks[position]):
             return find(answers, state, position)
-        with (
-            mock.patch.object(answers, "_reuse", None),
-            mock.patch.object(answers, "_like", dict[str, EarlierAnswer]()),
-        ):
+        with mock.patch.object(answers, "_reuse", None), mock.patch.object(answers, "before", None):
             return find(answers, state, position)
 
     return mock.patch.object(EarlierAnswers, "find", found_anyway)
+
+
+def _always(*_: object) -> bool:
+    return True
 
 
 def _same_settings(_task: Task) -> list[Any]:
@@ -138,11 +111,11 @@ class Bug:
 
 
 BUGS: Mapping[str, Bug] = {
-    "a `when` left out of the key": Bug(_key_without(1, 1), 16),
+    "a `when` left out of the key": Bug(_in(answer_keys, "_same_condition", _always), 16),
     "a position used as key": Bug(_identity_by_position, 74),
     "a list item left out of the key": Bug(_identity_without_the_element, 422),
-    "the prefix of a conversation left out of the key": Bug(_key_without(5), 56),
-    "the prompt as rendered left out of the key": Bug(_key_without(2)),
+    "the prefix of a conversation left out of the key": Bug(_in(answer_keys, "_same_conversation", _always), 56),
+    "the prompt as rendered left out of the key": Bug(_in(answer_keys, "_same_prompt", _always)),
     "the settings of a task left out of the key": Bug(_in(answer_keys, "settings_of", _same_settings)),
     "effects taken over": Bug(_effects_taken_over, 4),
     "answers of persons taken over silently": Bug(_in(earlier_answers, "_asked_persons", _nobody_asked)),

@@ -287,7 +287,8 @@ def _query(folder: Path, sql: str) -> list[tuple[Any, ...]]:
 
 def _read(folder: Path, played: Played) -> Played:
     played.statuses = dict(_query(folder, "SELECT task_id, status FROM tasks"))
-    cut = "SELECT task_id, sum(status = 'interrupted' OR status = 'running') FROM attempts GROUP BY task_id"
+    interrupted = "SELECT count(*) FROM attempts AS a WHERE a.task_id = t.task_id AND a.status = 'interrupted'"
+    cut = f"SELECT task_id, (status = 'running') + ({interrupted}) FROM tasks AS t"
     played.crashes = dict(_query(folder, cut))
     played.said = (folder / "output").read_text(errors="replace")[-300:]
     return played

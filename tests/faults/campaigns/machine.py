@@ -101,9 +101,9 @@ def _stories(count: int, steps: int, seed: int, *phases: Phase) -> tuple[str, in
 def _results_replaced() -> AbstractContextManager[object]:
     """A result that comes a second time takes the place of the one that is stored."""
 
-    def require(self: Any, change: Any, _attempt: int | None = None) -> TaskState:
+    def require(self: Any, change: Any, _attempt: int | None = None, **_: bool) -> TaskState:
         self._touch(change.task_id)
-        state: TaskState = self._tasks[change.task_id]
+        state: TaskState = self._state_of(change.task_id)
         return state
 
     return mock.patch.object(_Applier, "_require", require)
@@ -112,7 +112,7 @@ def _results_replaced() -> AbstractContextManager[object]:
 def _no_transaction() -> AbstractContextManager[object]:
     """Each statement of a batch is a transaction of its own."""
 
-    def transaction(_connection: sqlite3.Connection, _begin: str) -> AbstractContextManager[None]:
+    def transaction(_connection: sqlite3.Connection, _begin: str = "") -> AbstractContextManager[None]:
         return nullcontext()
 
     return mock.patch.object(sqlite_store, "transaction", transaction)

@@ -23,7 +23,7 @@ from plait import ParallelRunner, RunResult, events
 from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 from plait.events import TaskCompleted
 from plait.persistence import AttemptRecord, EventRecord
-from plait.runner.engine.run_handle import Run
+from plait.runner.engine.live_run import Run
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.agents.outliving import RUN

@@ -17,13 +17,13 @@ from plait import events
 from plait.errors import Conflict, Fenced, StoreError
 from plait.events import Event
 from plait.persistence.store_records import Batch, TaskRecord
-from plait.runner.client import drive_run
 from plait.runner.engine import checkpointer as checkpoint
 from plait.runner.engine import executor as execution
 from plait.runner.engine import lease
 from plait.runner.engine.checkpointer import COMMITTED, Commit, WritePosition
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import RunOptions
+from plait.runner.recovery import resume
 from plait.runner.scheduling import scheduler as schedule
 from plait.runner.scheduling import slots as places
 from plait.runner.state import run_state as state
@@ -150,7 +150,7 @@ def _lease_by_wall_clock_alone() -> AbstractContextManager[object]:
         expired = (run.record.lease_expires_at or 0.0) <= config.clock.wall()
         return expired or await wait_until_free(config, run, live)
 
-    return mock.patch.object(drive_run, "wait_for_expiry", trusting)
+    return mock.patch.object(resume, "wait_for_expiry", trusting)
 
 
 def _done_tasks_again() -> AbstractContextManager[object]:

@@ -155,7 +155,8 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
     """Return a case with the shape and the retry policies of a user's DAG, with generated prompts and answers, and with
     failures from `seed`.
 
-    Seed 0 has no failures. Requirements for a real model, such as an output schema, are removed, and conditions.
+    Seed 0 has no failures. Requirements for a real model, such as an output schema, are removed, and conditions,
+    checks, joins, votes and commands: each task is a call.
     """
     rng = random.Random(f"plan {seed}")
     parts = {task.id: TaskBehaviour(seconds=rng.choice([0.0, 0.001, 0.004])) for task in dag}
@@ -183,6 +184,11 @@ def plan_case(dag: DAG, default: str, concurrency: int, seed: int) -> Case:
             aliases={},
             metadata=plain,
             when=None,
+            check=None,
+            join="all",
+            race=False,
+            vote=None,
+            run=(),
             model=None,
             system=None,
             temperature=None,

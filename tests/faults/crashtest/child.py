@@ -22,7 +22,7 @@ from plait.errors import StoreError
 from plait.persistence import SQLiteStore, Store
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.backend_call import only_error
-from plait.runner.engine.run_handle import Run
+from plait.runner.engine.live_run import Run
 from plait.runner.parallel_runner import ParallelRunner
 from plait.statuses import RunStatus, TaskStatus
 from tests.faults.crashtest import ledger as words

@@ -17,7 +17,6 @@ from plait.errors import Fenced
 from plait.events import PolicyDecided, TasksAdded
 from plait.failpoints import FAILPOINTS
 from plait.persistence import Batch, read_records, sqlite_store, write_rules
-from plait.runner.client import drive_run
 from plait.runner.engine.checkpointer import COMMITTED, Checkpointer, WritePosition
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
@@ -80,15 +79,15 @@ class Mutant:
 
 
 async def _publish_first(write_group: Original, self: Any) -> None:
-    for unit in self._groups[0].units if self._groups else ():
-        self._feed.publish(unit.event)
+    for event in self._gathered:
+        self._feed.publish(event)
     await _loop_cycles()
     await write_group(self)
 
 
 async def _wake_first(write_group: Original, self: Any) -> None:
-    if self._groups:
-        self._groups[0].commit.set()
+    if self._commit is not None:
+        self._commit.set()
     await _loop_cycles()
     await write_group(self)
 
@@ -239,7 +238,7 @@ MUTANTS = (
     Mutant("no epoch check", write_rules, "count_applied", _ignore_the_epoch, _STOP, range(2, 11), Kind.RIVAL),
     Mutant(
         "claimed beside a living owner",
-        drive_run,
+        takeover,
         "wait_for_expiry",
         _do_not_wait,
         _STOP,

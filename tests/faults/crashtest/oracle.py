@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
-from plait.runner.plan.plan_tasks import read_added
+from plait.runner.plan.plan_tasks import AddedTasks
 from plait.runner.recovery.resume_plan import MOST_DEATHS
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, Task
@@ -138,7 +138,7 @@ class _Prediction:
     def _ended(self, task: Task, end: Expected) -> None:
         self.ends[task.id] = end
         if end.status is TaskStatus.COMPLETED and task.for_each is None:
-            self._add(read_added(self.case.part(task.id).adds).tasks, task.id)
+            self._add(AddedTasks(self.case.part(task.id).adds).tasks, task.id)
         if self.case.reviewed is not None:
             self._add(follows(self.case, task.id))
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 from plait import ParallelRunner, PostgresStore, RunStatus, events
 from plait.events import HostAway
 from plait.persistence import EventRecord
-from plait.runner.views.read_views import stored_away
+from plait.runner.views.read_views import stored_event
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.outliving import HostsWorld
@@ -43,7 +42,7 @@ async def test_a_host_that_is_away_and_back_is_stored(tmp_path: Path) -> None:
                     world.allow("go")
         result = await run.result()
     assert (result.status, len(world.turns)) == (RunStatus.COMPLETED, 1)
-    away, back = [stored_away(one.at, json.loads(one.detail)) for one in await stored(dsn)]
+    away, back = [stored_event(HostAway, one) for one in await stored(dsn)]
     assert [away, back] == published
     assert (away.host, away.tasks, away.since is None) == ("m1", ("a",), False)
     assert (back.host, back.tasks, back.since) == ("m1", (), None)

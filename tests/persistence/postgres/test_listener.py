@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait.persistence import postgres_store
+from plait.persistence import postgres_connection
 from plait.persistence.postgres_store import Listener
 from tests.support.seeded_loop import run_seeded
 
@@ -46,7 +46,7 @@ def test_the_connection_is_opened_once_a_second_at_most(
             raise ConnectionRefusedError("nobody listens")
         return Dropped()
 
-    monkeypatch.setattr(postgres_store, "connect", connect)
+    monkeypatch.setattr(postgres_connection, "connect", connect)
 
     async def main() -> None:
         notes = Listener("postgresql://me@host/db")

@@ -7,13 +7,13 @@ import subprocess
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from plait.errors import Conflict, StoreError
 from plait.events import NewTask, PolicyDecided, RunReleased, SessionOpened, TaskAnswered, TaskReopened, TaskWaiting
-from plait.persistence import Note, SQLiteStore, delete_runs
-from plait.persistence.delete_runs import Purged
+from plait.persistence import Note, SQLiteStore, sqlite_store
 from tests.contracts.store.samples import (
     ANSWER,
     ASK,
@@ -181,14 +181,15 @@ async def test_somebody_who_writes_keeps_the_file_from_being_written_anew(path: 
     async with SQLiteStore(path) as store:
         await fill(store, "old", CANARY)
 
-        def deleted_while_another_writes(connection: sqlite3.Connection) -> Purged:
-            deleted = delete_runs._delete(connection, ["old"])
+        def while_another_writes(connection: sqlite3.Connection) -> str | None:
             connection.execute("PRAGMA busy_timeout = 10").fetchall()
             with closing(sqlite3.connect(path, isolation_level=None)) as other:
                 other.execute("BEGIN IMMEDIATE")
-                return Purged(deleted, 0, delete_runs._wipe(connection))
+                return wipe(connection)
 
-        purged = await store._call(deleted_while_another_writes)
+        wipe = sqlite_store.wipe
+        with mock.patch.object(sqlite_store, "wipe", while_another_writes):
+            purged = await store.purge(["old"])
         assert purged.remains is not None
         assert "locked" in purged.remains
         await store.purge(["old"])

@@ -56,7 +56,7 @@ async def test_documented_queries_find_something(path: Path, sql: str) -> None:
 async def test_updates_find_their_rows_by_key(path: Path) -> None:
     """A scan of the tasks for each of them would make cost grow with the run."""
     await make(path)
-    updates = [one for one in vars(tables).values() if isinstance(one, Write) and one.kind == "update"]
+    updates = [one for one in vars(tables).values() if isinstance(one, Write) and one.key]
     assert len(updates) > 10
     with closing(sqlite3.connect(path)) as connection:
         for update in updates:

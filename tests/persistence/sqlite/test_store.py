@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plait import DAG, ParallelRunner, RunStatus, Task
+from plait import DAG, ParallelRunner, RunStatus, Task, failpoints
 from plait.errors import StoreError, StoreNotOpen, StoreUnusable
 from plait.events import RunClaimed
 from plait.persistence import SQLiteStore
@@ -270,3 +270,13 @@ async def test_reading_while_another_connection_writes(path: Path) -> None:
         run = await reader.get_run(RUN)
         assert run is not None
         assert run.epoch == 2
+
+
+async def test_a_write_passes_the_failpoints_on_both_sides_of_its_commit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[str] = []
+    async with SQLiteStore(path) as store:
+        monkeypatch.setattr(failpoints, "on_reach", passed.append)
+        await Writer(store).write(*OPENING)
+    assert passed == ["txn.begun", "txn.before_commit", "txn.after_commit"]

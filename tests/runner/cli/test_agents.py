@@ -62,7 +62,7 @@ def test_no_conversation_is_offered_whose_end_the_store_did_not_take(home: Home)
     (home.path / "plan.yaml").write_text(PLAN[: PLAN.index("  - {id: one")])
     assert "  continue  plait continue " in plait_here(home.path, "run", "plan.yaml").err
     with closing(sqlite3.connect(home.path / ".plait" / "plait.db")) as database:
-        database.execute("CREATE TRIGGER refusing BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'no'); END")
+        database.execute("CREATE TRIGGER refusing BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'no'); END")
     done = plait_here(home.path, "run", "plan.yaml")
     assert done.code == 3
     assert "  resume    plait resume " in done.err and "plait continue" not in done.err

@@ -71,7 +71,7 @@ def test_a_function_of_another_folder_in_place_of_a_server(tmp_path: Path) -> No
         ),
         ("tasks: []", "other.yaml names no backends"),
         ("backends: {far: {kind: openai, modle: m}}", "other.yaml: backends.far"),
-        (None, "other.yaml cannot be read (No such file or directory); check --backends"),
+        (None, "other.yaml cannot be read (No such file or directory); check the path"),
     ],
 )
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
@@ -155,7 +155,7 @@ async def test_a_file_that_is_not_enough_for_a_run_of_a_program(
     [
         (
             "coder: {kind: codex, cwd: there, model: m}",
-            "the values of model, cwd are not those of the plan file {plan}; ",
+            "the values of cwd, model are not those of the plan file {plan}; ",
         ),
         ("other: {kind: codex}", "{plan} has no such backend; put it back, or name a file with --backends FILE"),
         (None, "the run has no plan file; name a file with --backends FILE"),

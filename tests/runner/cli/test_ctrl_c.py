@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plait.runner.cli.command_exits import CANCELLED
+from plait.runner.cli.command_line import CANCELLED
 from tests.support.agents.homes import Home
 from tests.support.processes.command import PLAIT, environment, plait
 

@@ -19,8 +19,8 @@ from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends.process.child_manifest import left_over_servers
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
-from plait.persistence.findings import Fitness
-from plait.persistence.store_health import file, file_system, library, space
+from plait.persistence.store_health import Fitness, file, library
+from plait.runner.cli.doctor_command import file_system, space
 from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here

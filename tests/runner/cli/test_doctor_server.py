@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import asyncpg
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Retry, RunStatus, Task
-from plait.errors import BackendError, ErrorKind, StoreError
-from plait.persistence import Note
+from plait.errors import BackendError, ErrorKind
+from plait.persistence import Note, read_records
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait_here
 from tests.support.stores.postgres import empty, worker_dsn
@@ -87,16 +88,12 @@ def test_each_damaged_part_is_named(tmp_path: Path, dsn: str, part: str) -> None
 def test_a_server_that_goes_away_meanwhile_is_no_damage(
     tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(self: PostgresStore, *_: object) -> tuple[()]:
-        raise StoreError(f"the store {self.address} failed: the server is away")
+    def goes_away(_run_id: str, _after: int) -> Generator[tuple[str, tuple[()]]]:
+        yield "SELECT pg_terminate_backend(pg_backend_pid())", ()
 
-    async def goes_away(self: PostgresStore, *_: object) -> tuple[()]:
-        monkeypatch.setattr(PostgresStore, "list_runs", away)
-        return await away(self)
-
-    monkeypatch.setattr(PostgresStore, "list_attempts", goes_away)
+    monkeypatch.setattr(read_records, "list_notes", goes_away)
     done = plait_here(tmp_path, "doctor", "--json", "--store", dsn)
     bad = {one["check"]: one["found"] for one in done.value["checks"] if one["verdict"] == "bad"}
     assert done.code == 3
     assert bad.keys() == {"store"}
-    assert "the server is away" in bad["store"]
+    assert "connection is closed" in bad["store"]

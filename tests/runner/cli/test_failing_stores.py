@@ -34,7 +34,7 @@ async def work(prompt):
 FULL = "resource.setrlimit(resource.RLIMIT_FSIZE, (1, -1))"
 """No file grows any more, as on a full disk."""
 REFUSING = """
-CREATE TRIGGER refusing BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'no result is good enough'); END
+CREATE TRIGGER refusing BEFORE INSERT ON attempts BEGIN SELECT RAISE(ABORT, 'no result is good enough'); END
 """
 
 

@@ -14,7 +14,7 @@ import pytest
 from plait.events import Owner
 from plait.persistence import sqlite_file
 from plait.persistence.store_records import RunRecord
-from plait.runner.client.retention import Expiry, expired
+from plait.runner.client.retention import expired
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm
@@ -138,10 +138,10 @@ def test_an_ended_run_that_somebody_goes_on_with_stays() -> None:
     at = "2026-01-01T00:00:00.000Z"
     free = RunRecord("r", "", "completed", at, at, at, None, "{}", (), 9, None, None, {"completed": 1})
     owned = replace(free, owner=Owner("o", "elsewhere", "boot", 1, "1", at), lease_expires_at=2e9)
-    assert expired([free, owned, free], Expiry(keep=0), 2e9) == [free, free]
-    assert expired([free], Expiry(), 2e9) == []
+    assert expired([free, owned, free], 2e9, keep=0) == [free, free]
+    assert expired([free], 2e9) == []
     unfinished = [replace(free, status=status) for status in ("queued", "running", "waiting_input", "cancelling")]
-    assert expired([*unfinished, owned, free], Expiry(keep=1), 2e9) == [free]
+    assert expired([*unfinished, owned, free], 2e9, keep=1) == [free]
 
 
 def test_a_dry_run_counts_what_a_dead_process_owns_as_the_deletion_does(folder: Path) -> None:

@@ -61,6 +61,7 @@ WITH_JSON = sorted(name for name in COMMANDS if "--json" in options(name))
 WITH_STORE = {
     "answer": "last a x",
     "cancel": "last",
+    "check": "--run last",
     "continue": "last a x",
     "diff": "last last",
     "export": "last --to out.csv",

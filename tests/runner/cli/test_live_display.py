@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from plait import DAG, Task
-from plait.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
-from plait.runner.cli.run_progress import Progress, event_line
-from plait.runner.cli.terminal_output import last_cells
+from plait import DAG, Task, TaskStatus
+from plait.events import NewTask, TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TasksAdded, TaskStarted
+from plait.runner.cli.live_display import Progress
+from plait.runner.cli.terminal_output import as_line, last_cells
+from plait.runner.views.event_sentences import event_line
 from plait.usage import NO_USAGE, Usage
 from tests.support.processes.command import Terminal, plait
 
@@ -185,7 +186,8 @@ def test_what_is_used_counts_what_is_under_way_and_what_was_cut() -> None:
 
 
 def test_lines_of_outputs_are_safe_and_short() -> None:
-    assert event_line(output("tool", "Bash: \x1b[2Jrm\n-rf " + "x" * 1000)).startswith(r"a Bash: \x1b[2Jrm -rf xxx")
+    line = event_line(output("tool", "Bash: \x1b[2Jrm\n-rf " + "x" * 1000))
+    assert as_line(line).startswith(r"a Bash: \x1b[2Jrm -rf xxx")
     assert len(event_line(output("notice", "x" * 1000))) <= 302
     assert event_line(output("text", "a word")) == ""
 
@@ -195,3 +197,17 @@ def test_the_end_of_a_line_fits_however_wide_its_characters_are() -> None:
     assert last_cells("all of it", 5) == "…f it"
     assert last_cells("東京タワー", 6) == "…ワー"
     assert last_cells("東京", 1) == "…"
+
+
+def test_added_tasks_are_counted_and_wait_for_what_they_depend_on() -> None:
+    dag = DAG([Task("plan", "p")])
+    progress = Progress(dag, lambda: 0.0)
+    progress.handle(TaskCompleted(AT, "plan", 1, "x"))
+    added = TasksAdded(AT, (NewTask("a", "p"), NewTask("b", "p", ("a",))))
+    progress.handle(added)
+    progress.handle(TaskStarted(AT, "a", 1, "default"))
+    assert (progress.done, len(progress.dag), len(dag)) == (1, 3, 1)
+    assert progress.counts[TaskStatus.PENDING] == 1
+    assert list(progress.running) == ["a"]
+    assert [(one, reason.tasks) for one, reason in progress.waiting_tasks(5, 0.0)] == [("b", ("a",))]
+    assert event_line(added) == "2 tasks added: a, b"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends import Output
-from plait.backends.agents.agent_watch import TurnWatch
+from plait.backends.agents.agent_transcript import TurnWatch
 from tests.runner.cli.test_terminal_output import CORPUS, MARKUP, assert_harmless
 from tests.support.agents.homes import Home
 from tests.support.agents.logs import make_log_home, outputs, plan, untimed
@@ -110,7 +110,7 @@ def test_an_answer_that_is_not_there_yet_is_told_with_what_follows(home: Home) -
     folder = acp_plan(home, PROMPT)
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
     [output] = outputs(folder)
-    said = output.with_name("said")
+    said = output.with_name("messages")
     lines, answers = (path.read_bytes().splitlines(keepends=True) for path in (output, said))
     asks = next(n for n, line in enumerate(lines) if b"session/request_permission" in line)
     answered = next(n for n, line in enumerate(answers) if b"optionId" in line)

@@ -120,7 +120,7 @@ def test_a_task_with_effects_runs_again_only_with_again(folder: Path) -> None:
     assert calls(folder) == ["mail", "mail"]
 
 
-@pytest.mark.parametrize("option", [["--fresh", "a"], ["--again"], ["--keep-answers"], ["--ask-again"], ["--dry-run"]])
+@pytest.mark.parametrize("option", [["--fresh", "a"], ["--again"], ["--keep-answers"], ["--ask-again"]])
 def test_the_options_go_with_like(folder: Path, option: list[str]) -> None:
     done = plait_here(folder, "run", "plan.yaml", *option)
     assert (done.code, done.err.count("\n")) == (2, 1)

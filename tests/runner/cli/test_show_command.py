@@ -14,7 +14,7 @@ import click
 import pytest
 
 from plait import ParallelRunner, Task
-from plait.backends.specs.build_backend import KINDS
+from plait.backends.specs.backend_specs import KINDS
 from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.command_line import COMMANDS, FORMER_WORDS, cli
 from plait.runner.cli.graph_command import _node_style
@@ -48,7 +48,7 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from plait.runner.cli.command_line import cli\n"
-        "from plait.runner.cli.command_exits import run_cli\n"
+        "from plait.runner.cli.command_line import run_cli\n"
         "for words in (['--help'], ['--version']):\n"
         "    assert run_cli(cli, words) == 0\n"
         "heavy = 'pydantic aiohttp networkx rich jinja2 anyio asyncio sqlite3 structlog yaml'.split()\n"

@@ -17,7 +17,6 @@ from tests.support.processes.command import plait_here
         ("show a b c", "got unexpected extra argument (c); see `plait show --help`"),
         ("nope", "no such command 'nope'; see `plait --help`"),
         ("exprot", "no such command 'exprot'; did you mean 'export'?; see `plait --help`"),
-        ("show a --events", "`plait show --events` is now `plait log`; see `plait show --help`"),
         (
             "serve --cancel-grace x",
             "invalid value for '--cancel-grace': 'x' is not a valid number of seconds; see `plait serve --help`",

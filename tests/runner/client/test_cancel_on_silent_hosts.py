@@ -21,7 +21,8 @@ TASK = {"id": "a", "prompt": "work [[until go]]"}
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let only the limit for the end of an attempt end a wait for a host, until the limits are undone."""
-    monkeypatch.setattr(host_session, "_END_S", 1.0)
+    monkeypatch.setattr(host_connection, "END_S", 1.0)
+    monkeypatch.setattr(host_session, "END_S", 1.0)
     monkeypatch.setattr(host_connection, "_ANSWER_S", 1000.0)
     return monkeypatch
 

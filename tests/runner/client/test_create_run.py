@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, Runs, RunStatus, Task, load_plan
+from plait import DAG, ParallelRunner, Plan, Runs, RunStatus, Task
 from plait.errors import BackendMissing, KeyConflict, RunExists, RunOwned, StoreError, StoreRequired
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan
@@ -159,7 +159,7 @@ async def test_the_command_begins_a_queued_run(tmp_path: Path) -> None:
         'backends: {w: {kind: function, call: "work.py:work"}}\ntasks: [{id: a, prompt: hello}]\n'
     )
     (tmp_path / "work.py").write_text("async def work(prompt):\n    return prompt.upper()\n")
-    plan = load_plan(tmp_path / "plan.yaml")
+    plan = Plan.load(tmp_path / "plan.yaml")
     backing = backend_set_of_plan(plan, BackendOptions())
     async with SQLiteStore(tmp_path / "runs.db") as store, backing.open(["w"]) as made:
         run_id = await Runs(backing.options(made, store=store)).create(plan.dag, settings=backing.settings())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -459,3 +460,24 @@ async def test_a_history_ends_also_where_somebody_went_on_with_a_conversation_af
     async with quick_runs(runner, 3600) as runs:
         kinds = [event.kind async for event in runs.events(result.run_id)]
     assert kinds[-2:] == ["run_completed", "session_opened"]
+
+
+async def test_runs_are_exported_and_deleted(tmp_path: Path) -> None:
+    async def echo(prompt: str) -> str:
+        return prompt
+
+    async with ParallelRunner(echo, store=tmp_path / "runs.db") as runner:
+        for run_id in ("old", "new"):
+            await runner.run([Task("a", "one"), Task("b", "two")], run_id)
+        assert [(row["task_id"], row["text"]) for row in await runner.runs.export("old")] == [
+            ("a", "one"),
+            ("b", "two"),
+        ]
+        assert [row["task_id"] for row in await runner.runs.export("old", "b*")] == ["b"]
+        would = await runner.runs.delete(keep=1, dry_run=True)
+        assert ([run.run_id for run in would.runs], would.kept) == (["old"], 1)
+        assert [run.run_id for run in (await runner.runs.delete(keep=1)).runs] == ["old"]
+        assert [run.run_id for run in await runner.runs.list()] == ["new"]
+        assert (await runner.runs.delete()).runs == []
+    with pytest.raises(PlaitError, match="a MemoryStore deletes no runs"):
+        await ParallelRunner(echo, store=MemoryStore()).runs.delete(keep=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import subprocess
 import sys
@@ -14,10 +13,10 @@ from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.errors import Conflict, OwnershipLost, RunExists, StoreBusy, StoreError
 from plait.events import RunCompleted, RunEnded, StoreDegraded, StoreRecovered, TaskCompleted, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore
+from plait.runner.engine import checkpointer
 from plait.runner.engine.outcomes import STORE_WAITS_S
-from plait.runner.state import timeouts
 from tests.support.fakes import QuickClock, Talker
-from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
+from tests.support.stores.faulty_store import Fault, FaultyStore, copy_of, on_write
 from tests.support.stores.wide import WIDE, everything_is_stored, run
 
 
@@ -102,7 +101,7 @@ async def test_a_hanging_store_is_cut_off_by_its_time_out_and_then_waited_for_no
 
 
 async def test_a_write_that_adds_many_tasks_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeouts, "TASKS_WITHIN_LIMIT", 11)
+    monkeypatch.setattr(checkpointer, "TASKS_WITHIN_LIMIT", 11)
     store = FaultyStore(MemoryStore(), on_write(lambda _: Fault.HANG))
     with anyio.fail_after(5):
         result = await run(store, store_timeout=0.05).run(WIDE)
@@ -421,7 +420,7 @@ async def test_an_older_copy_in_the_place_of_the_store_is_told_once(caplog: pyte
 
     async def body(prompt: str) -> str:
         if prompt == "3":
-            older.append(copy.deepcopy(store.inner))
+            older.append(copy_of(store.inner))
         if prompt == "10":
             store.inner = older[0]
         return prompt

@@ -117,7 +117,7 @@ async def test_the_dag_that_somebody_holds_never_changes() -> None:
         assert (result.status, len(result.tasks)) == (RunStatus.COMPLETED, 6)
     assert [task.id for task in dag] == ["a", "m", "list"]
     assert "b" not in dag
-    assert (dag.dependencies, dag.dependents, dag.order) == ([(), (2,), ()], [[], [], [1]], [0, 2, 1])
+    assert (dag.dependencies, dag.dependents, dag.order) == ([(), (2,), ()], [(), (), (1,)], [0, 2, 1])
     assert dag.critical_path() == ["list", "m"]
 
 

@@ -266,7 +266,7 @@ SPECS = st.lists(st.dictionaries(st.sampled_from(FIELDS), SOUND | JSON, max_size
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SPECS, SPECS)
 async def test_no_plan_whatever_breaks_the_run(first: list, second: list) -> None:
     store = MemoryStore()

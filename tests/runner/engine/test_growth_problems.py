@@ -8,11 +8,11 @@ import pytest
 
 from plait import DAG, GrowthLimits, ParallelRunner, Task, TaskStatus
 from plait.errors import DAGError, Problem
-from plait.runner.engine.growth import Growth
+from plait.events import NewTask
+from plait.runner.engine import growth
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
-from plait.runner.state.codec import new_task
 from plait.runner.state.run_state import RunState
 from tests.support.fakes import Talker
 
@@ -51,13 +51,12 @@ def grow(
     dag, names = run.state.dag, run.task_backends
     run.state.cancel(1, "now")
     run.scheduler = Scheduler(dag, names, SlotPool(9), statuses=run.state.statuses)
-    growth = Growth(run)
     try:
-        event = growth.add(tasks, added_by)
+        event = growth.add(run, tasks, added_by)
     except DAGError:
         assert (len(dag), names) == (len(GIVEN), ["fast"] * len(GIVEN))
         raise
-    assert (event.tasks, event.added_by, event.at) == (tuple(map(new_task, tasks)), added_by, NOW)
+    assert (event.tasks, event.added_by, event.at) == (tuple(map(NewTask.of, tasks)), added_by, NOW)
     assert len(dag) == len(GIVEN) + len(tasks)
     return names
 
@@ -145,8 +144,7 @@ def test_the_limits_are_met_exactly() -> None:
 
 def test_all_problems_are_told_at_once_after_those_already_found() -> None:
     run = live_run(ParallelRunner(backends={"fast": Talker()}))
-    growth = Growth(run)
     with pytest.raises(DAGError) as caught:
-        growth.add([Task("a", backend="b"), Task("c", "c", depends_on=["d"])], None, [Problem("earlier")])
+        growth.add(run, [Task("a", backend="b"), Task("c", "c", depends_on=["d"])], None, [Problem("earlier")])
     assert [one.task_id for one in caught.value.problems] == [None, "a", "c"]
     assert run.state.statuses == [TaskStatus.PENDING] * len(GIVEN)

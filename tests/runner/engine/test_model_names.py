@@ -12,7 +12,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task
 from plait.backends import CodexBackend, ConversationRequest, Reply, Usage
-from plait.backends.agents.agent_protocol import Call, ProcessEnd
+from plait.backends.agents.agent_output import Call, ProcessEnd
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, SQLiteStore
 from tests.support.agents.homes import Home, send

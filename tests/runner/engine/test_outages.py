@@ -14,7 +14,7 @@ from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, Sto
 from plait.persistence import Batch, MemoryStore
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine import checkpointer
-from plait.runner.engine.lease import LEASE_SECONDS
+from plait.runner.engine.run_options import LEASE_SECONDS
 from plait.workflows import Decision
 from tests.support.fakes import Talker
 from tests.support.growth import Recording as Recorded

@@ -12,7 +12,7 @@ import pytest
 from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, Store
-from plait.runner.plan import load_plan
+from plait.runner.plan import Plan
 from tests.support.growth import listed, plan, spec, talker
 
 SOURCE = Task("source", prompt="source")
@@ -161,7 +161,7 @@ tasks:
 async def test_in_a_plan_file_as_over_an_input(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(PLAN)
-    loaded = load_plan(path)
+    loaded = Plan.load(path)
     backend = talker({"source": listed(["a", "b"])})
     result = await ParallelRunner(backend, store=MemoryStore()).run(loaded.dag)
     assert result["review"].data == ["<judge <write a>>", "<judge <write b>>"]

@@ -15,11 +15,11 @@ import pytest
 
 from plait import DAG, FailureMode, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus, events
 from plait.backends import ConversationRequest, Message, Usage
-from plait.backends.replay_conversation import ReplayConversation
+from plait.backends.models.model_api import ReplayConversation
 from plait.events import TaskStarted
 from plait.persistence import MemoryStore
 from plait.runner.engine.run_options import Accounts
-from plait.runner.scheduling.rate_limits import RateLimiter
+from plait.runner.scheduling.own_limits import RateLimiter
 from plait.runner.views.event_sentences import throttling
 from tests.support.hosts import functions
 from tests.support.hosts.world import HostFolder

@@ -333,7 +333,7 @@ async def test_strict_makes_a_refusal_fatal() -> None:
 
 
 TRIGGER = """
-CREATE TRIGGER no_poison BEFORE UPDATE ON attempts WHEN NEW.text LIKE '%poison%'
+CREATE TRIGGER no_poison BEFORE INSERT ON attempts WHEN NEW.text LIKE '%poison%'
 BEGIN SELECT RAISE(ABORT, 'no poison here'); END
 """
 

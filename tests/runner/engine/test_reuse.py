@@ -414,3 +414,23 @@ async def test_a_run_whose_parent_is_deleted_before_the_resume_calls_the_remaini
         calls.take()
         assert (await runner.resume("second", retry_failed=True)).status is RunStatus.COMPLETED
         assert calls.take() == ["b <a>", "c <b <a>>", "n"]
+
+
+async def test_what_changed_is_called_before_the_rest_is_stored_and_what_reads_the_rest_after_it() -> None:
+    store, stored_at = MemoryStore(), dict[str, list[str]]()
+
+    async def backend(prompt: str) -> str:
+        stored_at[prompt] = [task.task_id for task in await store.list_tasks("second") if task.status == "completed"]
+        return "<answer>"
+
+    many = [Task(f"t{number}", f"{number}") for number in range(250)]
+    last = [Task("changed", "old"), Task("reads", "old {{ t0 }}", ["t0"])]
+    new = [replace(task, prompt=task.prompt.replace("old", "new")) for task in last]
+    runner = ParallelRunner(backend, store=store, concurrency=1)
+    await runner.run(DAG([*many, *last]), "first")
+    stored_at.clear()
+    result = await runner.run(DAG([*many, *new]), "second", like="first")
+    assert result.status is RunStatus.COMPLETED
+    assert len(stored_at["new"]) < len(many)
+    assert "t0" in stored_at["new <answer>"]
+    assert list(stored_at) == ["new", "new <answer>"]

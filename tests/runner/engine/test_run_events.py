@@ -52,6 +52,20 @@ async def test_the_handle_mirrors_the_stored_status() -> None:
     assert run.status is RunStatus.COMPLETED
 
 
+async def test_a_run_that_nobody_reads_keeps_no_events() -> None:
+    in_memory: list[int] = []
+
+    async def count_events(_prompt: str) -> str:
+        in_memory.append(sum(isinstance(one, ev.TaskCompleted) for one in gc.get_objects()))
+        return "x"
+
+    ids = [f"t{i}" for i in range(20)]
+    chain = DAG([Task(name, "x", depends_on=ids[i - 1 : i] if i else []) for i, name in enumerate(ids)])
+    async with MemoryStore() as store:
+        await ParallelRunner(count_events, store=store).run(chain)
+    assert max(in_memory) - in_memory[0] <= 2, "all of the run's events are in memory"
+
+
 async def test_several_readers_see_the_same() -> None:
     async with ParallelRunner(Talker()).start(TWO) as run:
         first, second = run.events(), run.events()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from plait.runner.engine import checkpointer, inbox
 from plait.runner.engine.checkpointer import SERVER_PATIENCE_S
 from tests.contracts.store.samples import run_becomes
 from tests.support.fakes import QuickClock, Talker
-from tests.support.stores.faulty_store import FaultyStore
+from tests.support.stores.faulty_store import FaultyStore, copy_of
 from tests.support.stores.on_server import OnServer
 
 CHAIN = DAG([Task(f"t{i}", prompt=str(i), depends_on=[f"t{i - 1}"] if i else []) for i in range(20)])
@@ -33,7 +32,7 @@ class Replicated(FaultyStore):
 
     def synchronise(self) -> None:
         assert isinstance(self.inner, MemoryStore)
-        self.standby = copy.deepcopy(self.inner)
+        self.standby = copy_of(self.inner)
 
     def promote(self) -> None:
         self.inner = self.standby

@@ -14,8 +14,7 @@ from plait.backends.hosts.host_frames import read_reply
 from plait.json_form import as_json
 from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.command_exits import run_cli
-from plait.runner.cli.command_line import cli
+from plait.runner.cli.command_line import cli, run_cli
 from plait.runner.views.trace_spans import _content
 from tests.support.fakes import Talker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.plan import load_plan
+from plait.runner.plan import Plan
 from plait.task import Task
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import plait
@@ -40,7 +40,7 @@ def names(task: Task) -> list[str]:
 )
 def test_files_are_found_in_their_order(tmp_path: Path, written: str, expected: list[str]) -> None:
     path = plan_of(tmp_path, f"inputs: {{which: b}}\ntasks: [{{id: a, prompt: x, files: {written}}}]")
-    (task,) = load_plan(path).dag
+    (task,) = Plan.load(path).dag
     assert names(task) == expected
     first = tmp_path / "docs" / expected[0]
     assert task.files[0].sha256 == hashlib.sha256(first.read_bytes()).hexdigest()  # type: ignore[union-attr]
@@ -49,13 +49,13 @@ def test_files_are_found_in_their_order(tmp_path: Path, written: str, expected: 
 def test_each_element_of_an_input_names_its_files(tmp_path: Path) -> None:
     text = "inputs: {all: [{file: a}, {file: b}]}\n"
     text += 'tasks: [{id: t, for_each: all, prompt: x, files: "docs/{{ item.file }}.md"}]'
-    assert [names(task) for task in load_plan(plan_of(tmp_path, text)).dag] == [["a.md"], ["b.md"]]
+    assert [names(task) for task in Plan.load(plan_of(tmp_path, text)).dag] == [["a.md"], ["b.md"]]
 
 
 def test_an_input_of_files_is_a_list_of_files_to_go_over(tmp_path: Path) -> None:
     text = "inputs: {notes: {files: docs/*.md}}\n"
     text += 'tasks: [{id: t, for_each: notes, prompt: x, files: "{{ item.path }}"}]'
-    assert [names(task) for task in load_plan(plan_of(tmp_path, text)).dag] == [["a.md"], ["b.md"]]
+    assert [names(task) for task in Plan.load(plan_of(tmp_path, text)).dag] == [["a.md"], ["b.md"]]
 
 
 def test_a_plan_with_files_runs_and_shows_them(tmp_path: Path) -> None:

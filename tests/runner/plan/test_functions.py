@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.plan import load_plan
+from plait.errors import PlanError
+from plait.runner.plan import Plan
 from plait.runner.plan.plan_file import missing_functions
 from tests.support.processes.command import plait_here
 
@@ -27,7 +28,7 @@ def problems_with(folder: Path, call: str, files: dict[str, str]) -> list[str]:
         path.write_text(MARK + code)
     plan = folder / "plan.yaml"
     plan.write_text(f'backends:\n  f: {{kind: function, call: "{call}"}}\ntasks: [{{id: a, prompt: x}}]\n')
-    found = [message for _, message in missing_functions(load_plan(plan).backends, folder)]
+    found = [message for _, message in missing_functions(Plan.load(plan).backends, folder)]
     assert not (folder / "ran").exists()
     return found
 
@@ -142,3 +143,73 @@ def test_missing_functions_are_said_with_all_other_mistakes(tmp_path: Path) -> N
         ["plan.yaml:4:27", "backends.wrong.cal"],
         ["plan.yaml:5:37", "tasks[0].prompt"],
     ]
+
+
+ARGUMENTS = """\
+inputs: {rows: [{text: a}, {text: b}], limit: 2}
+backends:
+  count: {kind: function, call: "functions.py:count"}
+  total: {kind: function, call: "functions.py:total"}
+tasks:
+  - {id: read, backend: count, for_each: rows}
+  - {id: sum, backend: total, depends_on: read}
+"""
+
+
+def load_with(tmp_path: Path, functions: str, plan: str = ARGUMENTS) -> Plan:
+    (tmp_path / "functions.py").write_text(functions)
+    (tmp_path / "plan.yaml").write_text(plan)
+    return Plan.load(tmp_path / "plan.yaml")
+
+
+def test_functions_need_no_prompt_and_their_parameters_name_values(tmp_path: Path) -> None:
+    functions = "def count(item): pass\nasync def total(*, read, limit, start=0): pass\n"
+    dag = load_with(tmp_path, functions).dag
+    assert {task.id: task.arguments for task in dag} == {
+        "read.1": ("item",),
+        "read.2": ("item",),
+        "sum": ("read", "limit"),
+    }
+
+
+def test_a_command_and_a_call_take_nothing_from_the_default_function(tmp_path: Path) -> None:
+    (tmp_path / "called.yaml").write_text("tasks: [{id: a, run: [echo, hi]}]\n")
+    plan = (
+        ARGUMENTS.replace("tasks:", "defaults: {backend: total}\ntasks:")
+        + "  - {id: list, run: [ls]}\n  - {id: called, plan: called.yaml}\n"
+    )
+    dag = load_with(tmp_path, "def count(item): pass\ndef total(read): pass\n", plan).dag
+    assert [dag[name].arguments for name in ("sum", "list", "called")] == [("read",), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("functions", "line", "says"),
+    [
+        (
+            "def count(item, rwos): pass",
+            6,
+            "parameter 'rwos', which is neither a task nor an input; did you mean 'row",
+        ),
+        ("def total(raed): pass", 7, "parameter 'raed', which is neither a task nor an input; did you mean 'read'"),
+        ("def total(prompt, item): pass", 7, "parameter 'item', which has a value only in a task with for_each"),
+    ],
+)
+def test_a_parameter_that_names_nothing_is_told_at_the_task(
+    tmp_path: Path, functions: str, line: int, says: str
+) -> None:
+    with pytest.raises(PlanError) as raised:
+        load_with(tmp_path, functions)
+    (problem,) = raised.value.problems
+    assert (problem.line, problem.column) == (line, 25 if line == 6 else 24)
+    assert says in problem.message
+
+
+def test_a_family_that_is_no_dependency_is_told_by_its_name(tmp_path: Path) -> None:
+    plan = ARGUMENTS.replace(", depends_on: read", "")
+    with pytest.raises(PlanError, match="parameter 'read', but 'read' is not upstream; add it to depends_on"):
+        load_with(tmp_path, "def total(read): pass", plan)
+
+
+def test_a_task_of_a_model_needs_a_prompt(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="there is no prompt"):
+        load_with(tmp_path, "", "backends: {b: {kind: person}}\ntasks: [{id: a, backend: b}]")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runner.plan import PlanError, PlanProblem, parse_plan
@@ -47,13 +47,11 @@ def test_the_good_plan_is_good():
     assert len(parse_plan(GOOD).dag) == 4
 
 
-@settings(deadline=None)
 @given(st.text(), st.sampled_from(["yaml", "json", "toml"]))
 def test_arbitrary_text(text, kind):
     only_plan_errors(text, kind)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_mutated_plans(data):
     text = GOOD
@@ -79,7 +77,6 @@ VALUES = st.recursive(
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {"tasks": st.lists(st.dictionaries(KEYS, VALUES))}, optional={"inputs": VALUES, "backends": VALUES}

@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from plait.backends.specs.build_backend import BackendSpec, LocalSpec, OpenAISpec
+from plait.backends.specs.backend_specs import BackendSpec, LocalSpec, OpenAISpec
 from plait.orchestration import LoopLimits, OrchestratorPolicy
 from plait.runner.plan import Plan, PlanError, parse_plan, plan_schema
 from plait.runner.policies.goal_messages import Team

@@ -10,8 +10,8 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from plait.backends.specs.build_backend import FunctionSpec, OpenAISpec
-from plait.runner.plan import PlanError, load_plan, parse_plan, plan_schema
+from plait.backends.specs.backend_specs import FunctionSpec, OpenAISpec
+from plait.runner.plan import Plan, PlanError, parse_plan, plan_schema
 from plait.runner.plan.plan_positions import read_source
 from plait.task import FailureMode, Retry
 
@@ -166,7 +166,7 @@ def test_the_same_plan_in_three_formats(tmp_path):
     plans = []
     for ending, text in {"json": json.dumps(value, indent="\t"), "toml": toml, "yml": yaml}.items():
         (tmp_path / f"p.{ending}").write_text(text)
-        plans.append(load_plan(tmp_path / f"p.{ending}"))
+        plans.append(Plan.load(tmp_path / f"p.{ending}"))
     assert [task.prompt for task in plans[0].dag.tasks] == ["1", "{{ a }}"]
     assert plans[0].dag["b"].depends_on == ("a",)
     assert plans[0].dag.tasks == plans[1].dag.tasks == plans[2].dag.tasks
@@ -174,7 +174,7 @@ def test_the_same_plan_in_three_formats(tmp_path):
 
 def test_an_unnamed_plan_is_called_like_its_file(tmp_path):
     (tmp_path / "weekly.yaml").write_text(tasks("{id: a, prompt: x}"))
-    plan = load_plan(tmp_path / "weekly.yaml")
+    plan = Plan.load(tmp_path / "weekly.yaml")
     assert (plan.name, plan.folder) == ("weekly", tmp_path)
 
 
@@ -293,21 +293,21 @@ def test_the_published_schema_is_the_model():
 @pytest.mark.parametrize("head", ["", 'name: "   "\n'])
 def test_a_plan_without_a_name_or_a_suffix_is_called_like_its_file(tmp_path, head):
     (tmp_path / "night").write_text(head + tasks("{id: a, prompt: x}"))
-    assert load_plan(tmp_path / "night").name == "night"
+    assert Plan.load(tmp_path / "night").name == "night"
 
 
 @pytest.mark.parametrize("name", ["hello", "feedback", "letters"])
 def test_examples(name):
     path = ROOT / "examples" / f"{name}.yaml"
     jsonschema_rs.validate(plan_schema(), read_source(path.read_text()).value)
-    plan = load_plan(path)
+    plan = Plan.load(path)
     assert len(plan.dag) == {"hello": 2, "feedback": 37, "letters": 3}[name]
     assert len(plan.dag.critical_path()) == {"hello": 2, "feedback": 3, "letters": 1}[name]
 
 
 def test_blocks_of_the_page():
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "guides" / "plan-files.md").read_text(), re.DOTALL)
-    assert len(blocks) == 9
+    assert len(blocks) == 11
     for block in blocks:
         jsonschema_rs.validate(plan_schema(), read_source(block).value)
         parse_plan(block, folder=ROOT)

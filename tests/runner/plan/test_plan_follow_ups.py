@@ -175,7 +175,7 @@ MISTAKES = {
         TASKS + "follow_ups:\n- {after: coder, steps: []}",
         3,
         "follow_ups[0].steps",
-        "the chain has no step",
+        "the chain after 'coder' has no step",
     ),
     "same role twice": (steps("{role: tester}", "{role: tester}"), 6, "follow_ups[0].steps[1].role", "in this chain"),
     "same after twice": (

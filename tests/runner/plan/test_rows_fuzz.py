@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.runner.plan import PlanError, PlanProblem, parse_plan
@@ -27,7 +27,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(values=st.lists(JSON.filter(lambda value: value is not None), min_size=1, max_size=6), pretty=st.booleans())
 def test_json_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, values: list[object], pretty: bool
@@ -39,7 +38,6 @@ def test_json_comes_back_as_it_was_written(
     assert rows(folder, "p.jsonl", lines) == values
 
 
-@settings(deadline=None)
 @given(
     table=st.lists(
         st.lists(st.text(st.sampled_from('ab",;\t\n\r Ä'), max_size=4), min_size=2, max_size=2), min_size=1
@@ -56,7 +54,6 @@ def test_tables_come_back_as_they_were_written(
         assert rows(folder, name, data) == [{"a": row[0], "b": row[1]} for row in table if "".join(row).strip()]
 
 
-@settings(deadline=None)
 @given(
     data=st.binary(max_size=60) | st.text(st.sampled_from('[]{}:,"\\ud80\n\r\t -1eNa;'), max_size=60).map(str.encode),
     kind=st.sampled_from([".jsonl", ".ndjson", ".json", ".csv", ".tsv"]),

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from plait.json_form import as_json
 from plait.runner.domain.policy import RecordedRun
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy, Phase
@@ -216,7 +217,7 @@ def test_a_decision_reads_no_result_many_times(reflect_every: int, most: int) ->
         read[task_id] += 1
         return done[task_id]
 
-    state = Loop(Phase.EXECUTING, 500, 499, None).to_json()
+    state = as_json(Loop(Phase.EXECUTING, 500, 499, None))
     OrchestratorPolicy("g", LoopLimits(100_000, reflect_every, 1000)).decide(
         RecordedRun(tasks, result, state, "do.t999")
     )

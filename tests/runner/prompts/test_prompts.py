@@ -5,7 +5,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.errors import PromptError
@@ -92,7 +92,6 @@ def test_both_paths_keep_the_same_line_ends(start, end):
     assert plain == long == f"{start}one\nx\r\ny{end}"
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.text(), min_size=3))
 def test_values_come_out_as_they_are(values):
     expected = f"{values['a']}|{values['b']}|{values['c']}"
@@ -100,7 +99,6 @@ def test_values_come_out_as_they_are(values):
     assert render("{{ a }}|{{ b }}|{{ c }}{% if true %}{% endif %}", values) == expected
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="{}%# ab|.[]()'\"-+*\n1,=", max_size=60))
 def test_no_template_raises_anything_but_prompt_error(prompt):
     try:
@@ -153,7 +151,6 @@ def test_the_template_language_gives_plain_prompts_the_same_meaning(prompt):
 PATHS = st.from_regex(r"[ab](\.a|\.0|\[0\]|\[-1\]|\['a'\]|\[\"a b\"\]){0,3}", fullmatch=True)
 
 
-@settings(deadline=None)
 @given(PATHS, st.sampled_from([{"a": [{"a": 1, "a b": [2]}]}, [[{"a": "x"}], {}], "text", 1.5, None]))
 def test_the_template_language_looks_up_the_same_fields(path, value):
     prompt, values = f"x\n{{{{ {path} }}}}", {"a": value, "b": value}

@@ -7,8 +7,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import Clock, ParallelRunner, Run, RunStatus, TaskStatus, events
+from plait import ParallelRunner, Run, RunStatus, TaskStatus, events
 from plait.backends import Usage
+from plait.clock_and_ids import Clock
 from plait.results import ResumeAction
 from plait.runner.domain.run_result import ResumeSummary
 from plait.runner.engine.attempt import INTERRUPTED

@@ -304,7 +304,7 @@ async def test_the_end_of_a_run_ends_the_agents_on_every_host(world: HostsWorld,
 
 
 async def test_another_version_is_refused_by_name(world: HostsWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plait.backends.hosts.host_backend.version", newer_version)
+    monkeypatch.setattr("plait.backends.hosts.host_connection.version", newer_version)
     async with world.opened_store() as store:
         result = await world.runner(store).run(world.dag(), RUN)
     assert {one.error_kind for one in result.tasks.values()} == {"unavailable"}

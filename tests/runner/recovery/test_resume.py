@@ -26,8 +26,9 @@ from plait.errors import (
     StoreRequired,
 )
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
+from plait.runner.client import create_run
 from plait.runner.client.runs import load_progress
-from plait.runner.state import codec as translate
+from plait.runner.state.stored_run import decode_dag
 from tests.contracts.store.samples import whole
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
@@ -103,7 +104,7 @@ async def test_everything_of_a_task_survives(store: Store) -> None:
     run_id = (await runner.run(dag)).run_id
     record = await store.get_run(run_id)
     assert record is not None
-    stored = translate.decode_dag(record, await store.list_tasks(run_id))
+    stored = decode_dag(record, await store.list_tasks(run_id))
     assert (stored.name, stored.inputs) == ("ö", {"i": {"j": 1}})
     assert [replace(t, depends_on=list(t.depends_on)) for t in stored] == [
         replace(t, depends_on=list(t.depends_on)) for t in dag
@@ -124,7 +125,7 @@ async def test_a_run_that_is_stored_in_another_format_is_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch, found: int | None, said: str
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr(translate, "SETTINGS_FORMAT", found)
+        earlier.setattr(create_run, "SETTINGS_FORMAT", found)
         await stopped_after(store, DIAMOND, 1)
     before, backend = await whole(store, "r"), Talker()
     runner = ParallelRunner(backend, store=store)

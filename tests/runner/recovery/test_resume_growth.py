@@ -75,7 +75,7 @@ async def test_a_death_after_any_write(writes: int) -> None:
 
 
 def _state(seen: list[str | None]) -> str:
-    from plait.runner.state.codec import to_json
+    from plait.json_form import to_json
 
     return to_json({"state": seen, "idle": True})
 

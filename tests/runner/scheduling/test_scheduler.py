@@ -8,7 +8,8 @@ import time
 import pytest
 
 from plait import DAG, FailureMode, Task, TaskStatus
-from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
+from plait.runner.scheduling.scheduler import RunRates, Scheduler
 from plait.runner.scheduling.slots import SlotPool
 
 DONE, FAILED = TaskStatus.COMPLETED, TaskStatus.FAILED
@@ -248,3 +249,16 @@ def test_dropping_takes_no_longer_where_much_is_eligible() -> None:
         return time.process_time() - began
 
     assert min(dropped(20_000) for _ in range(3)) < 40 * max(min(dropped(2_000) for _ in range(3)), 1e-3)
+
+
+def test_each_attempt_takes_the_share_of_its_own_prompt() -> None:
+    gate = RateGate(RateLimiter(RateLimits(tokens_per_minute=6e9), 0.0), lambda: 0.0)
+    rates, sizes = RunRates("run", dict), [10, 1000]
+    rates.size_of = lambda _position: sizes.pop(0)
+    shares: list[int] = []
+    for _ in range(2):
+        assert rates.admitted(gate, 0)
+        rates.reserve(gate, 0)
+        shares.append(rates.reserved[0][1].characters)
+        rates.settle(0, 5, 5)
+    assert shares == [10, 1000]

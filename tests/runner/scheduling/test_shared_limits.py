@@ -17,7 +17,8 @@ from plait import DAG, ParallelRunner, Retry, RunResult, RunStatus, Task, events
 from plait.backends import ask
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner.state.run_state import PATIENCE
+from plait.runner.engine.attempt import Attempt, AttemptRunner
+from plait.runner.state.run_state import MOST_THROTTLINGS
 from tests.support.fakes import QuickClock, Talker
 from tests.support.quick_runs import quick_runs
 from tests.support.sharing import COMPLETED, Meter, chain, run_all, wide
@@ -133,7 +134,7 @@ async def test_a_run_has_its_whole_patience_with_a_backend_that_earlier_ones_hav
     runner = ParallelRunner(limited, shared_limits=True, clock=QuickClock())
     for number in range(1, 4):
         assert (await runner.run(wide("a", 1))).status is RunStatus.FAILED
-        assert calls == number * (PATIENCE + 3), "what is throttled that often, and then three attempts"
+        assert calls == number * (MOST_THROTTLINGS + 3), "what is throttled that often, and then three attempts"
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -323,16 +324,19 @@ async def test_a_task_sees_the_context_variables_of_its_own_run_alone() -> None:
     assert seen == {"a": {"a"}, "b": {"b"}}
 
 
-class Breaking(Talker):
-    """It cannot even say whether it can fork."""
+async def test_an_error_ends_the_run_whose_it_is_and_not_the_one_that_gave_it_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin = AttemptRunner.begin
 
-    @property
-    def can_fork(self) -> bool:
-        raise RuntimeError("broken")
+    def broken_begin(self: AttemptRunner, position: int) -> Attempt:
+        attempt = begin(self, position)
+        if attempt.task.id == "y":
+            raise RuntimeError("broken")
+        return attempt
 
-
-async def test_an_error_ends_the_run_whose_it_is_and_not_the_one_that_gave_it_a_place() -> None:
-    runner = ParallelRunner(Breaking(), concurrency=2, shared_limits=True)
+    monkeypatch.setattr(AttemptRunner, "begin", broken_begin)
+    runner = ParallelRunner(Talker(), concurrency=2, shared_limits=True)
     breaks = DAG([Task("x", prompt="x"), Task("y", prompt="y", continues="x")])
     with anyio.fail_after(10):
         async with runner.start(wide("a", 30)) as sound, runner.start(breaks) as broken:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import anyio.lowlevel
 import pytest
 
-from plait import DAG, ParallelRunner, Task, TaskStatus
+from plait import DAG, ParallelRunner, RateLimits, Task, TaskStatus
+from plait.runner.scheduling.own_limits import RateGate, RateLimiter
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Account, Pause, SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
@@ -153,3 +155,37 @@ def test_a_pool_that_is_widened_starts_more_tasks_and_never_fewer() -> None:
     assert taken(scheduler) == []  # the limit of `few` holds
     scheduler.finish(2, TaskStatus.COMPLETED)
     assert taken(scheduler) == [4]
+
+
+def test_a_run_that_waits_for_a_limit_of_rate_holds_no_slot_that_another_run_could_use() -> None:
+    now = [0.0]
+    gate = RateGate(RateLimiter(RateLimits(requests_per_minute=60), now[0]), lambda: now[0])
+    accounts = {"limited": Account(gate), "free": Account()}
+    slots = SlotPool(1, shared=True, account_of=accounts.__getitem__)
+    first = Scheduler(wide("a", 2), ["limited"] * 2, slots)
+    second = Scheduler(wide("b", 2), ["free"] * 2, slots)
+    calls: list[Callable[[], None]] = []
+
+    def start_timer(_seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        calls.append(call)
+        return calls.clear
+
+    first.rates.timer = start_timer
+    started: list[tuple[str, int]] = []
+
+    def take(name: str, scheduler: Scheduler) -> None:
+        while (position := scheduler.take()) is not None:
+            started.append((name, position))
+        scheduler.enqueue(partial(take, name, scheduler))
+
+    take("a", first)
+    take("b", second)
+    first.finish(0, TaskStatus.COMPLETED)
+    take("a", first)
+    assert started == [("a", 0), ("b", 0)], "the rate of the first run is used up"
+    assert slots.taken == 1
+    now[0] = 2.0
+    second.finish(0, TaskStatus.COMPLETED)
+    assert started == [("a", 0), ("b", 0), ("a", 1)], "it keeps its turn at the slots"
+    first.finish(1, TaskStatus.COMPLETED)
+    assert started == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]

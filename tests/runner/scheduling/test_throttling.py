@@ -15,7 +15,7 @@ from plait.errors import BackendError, ErrorKind
 from plait.persistence import Store
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import PROBES, Account, Pause, SlotPool
-from plait.runner.state.run_state import PATIENCE
+from plait.runner.state.run_state import MOST_THROTTLINGS
 from tests.support.fakes import QuickClock, Talker, failing
 
 DONE = TaskStatus.COMPLETED
@@ -409,7 +409,7 @@ async def test_a_task_that_a_person_reopens_is_as_patient_as_a_new_one(store: St
 
 
 async def test_a_task_that_meets_a_limit_alone_waits_however_often_it_is_refused() -> None:
-    left = 3 * PATIENCE
+    left = 3 * MOST_THROTTLINGS
 
     async def limited(prompt: str) -> str:
         nonlocal left
@@ -419,7 +419,7 @@ async def test_a_task_that_meets_a_limit_alone_waits_however_often_it_is_refused
         return prompt
 
     result = await ParallelRunner(limited, clock=QuickClock()).run(DAG([Task("a", "x", retry=Retry(2))]))
-    assert (result["a"].status, result["a"].attempts) == (DONE, 3 * PATIENCE + 1)
+    assert (result["a"].status, result["a"].attempts) == (DONE, 3 * MOST_THROTTLINGS + 1)
 
 
 async def test_who_wants_no_second_attempt_gets_none() -> None:

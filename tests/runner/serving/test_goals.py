@@ -9,13 +9,12 @@ import pytest
 from fastapi import Response
 
 from plait import ParallelRunner
-from plait.backends.specs.build_backend import LocalSpec
+from plait.backends.specs.backend_specs import LocalSpec
 from plait.errors import PlanError
 from plait.orchestration import OrchestratorPolicy
 from plait.persistence import MemoryStore
 from plait.runner.client.offered_plans import posted_plan
-from plait.runner.serving.http_bodies import NewRun
-from plait.runner.serving.http_routes import Api, ServedRuns
+from plait.runner.serving.http_routes import Api, NewRun, ServedRuns
 from tests.runner.serving.test_lifecycle import created, events, post
 from tests.support.processes.served import served
 

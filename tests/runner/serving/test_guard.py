@@ -14,10 +14,10 @@ from plait.runner.serving.http_guard import MOST_BODY_BYTES, MOST_HEAD_BYTES, Gu
 HOST = "localhost:1"
 PRIVATE = [
     (b"cache-control", b"no-store"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 ]
 SENT = {"host": HOST, "authorization": "Bearer t0ken", "content-type": "application/json"}
 

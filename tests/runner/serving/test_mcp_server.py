@@ -230,7 +230,7 @@ async def test_mistakes_are_told_to_the_agent(folder: Path) -> None:
     ("words", "said"),
     [
         ([], "missing argument"),
-        (["nowhere.yaml"], "the plan nowhere.yaml cannot be read: No such file or directory"),
+        (["nowhere.yaml"], "nowhere.yaml cannot be read (No such file or directory)"),
         (["plan.yaml", "sub/plan.yaml"], "have the same name, 'plan'"),
         (["broken.yaml"], "broken.yaml"),
     ],

@@ -157,7 +157,7 @@ def test_a_run_of_another_process_is_shown_live(tmp_path: Path, browser: Browser
         (tmp_path / "go").touch()
         expect(seen.page.locator(".facts .status").first).to_have_text("completed")
         expect(seen.page.locator(".part-result")).to_contain_text("GOT HELD")
-        expect(seen.page.locator(".message.user")).to_contain_text("got HELD")
+        expect(seen.page.locator(".part-sent")).to_contain_text("got HELD")
         expect(seen.page.locator(".part-why")).to_be_empty()
 
 
@@ -262,7 +262,7 @@ def test_an_answered_run_says_that_it_is_to_be_resumed(tmp_path: Path, browser: 
         seen.page.locator(".c-run a").click()
         seen.page.locator(".line", has_text="who").first.click()
         expect(seen.page.locator(".part-result")).to_contain_text("Ada")
-        expect(seen.page.locator(".part-talk")).to_contain_text("Who?")
+        expect(seen.page.locator(".part-sent")).to_contain_text("Who?")
         expect(seen.page.get_by_role("button", name="Continue the conversation")).to_have_count(0)
 
 

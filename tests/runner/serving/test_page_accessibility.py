@@ -60,7 +60,7 @@ def test_no_page_and_no_dialog_has_a_violation(tmp_path: Path, browser: Browser)
         assert violations(page) == []
         page.goto(f"{server.url}/#/")
         page.locator(".c-run a").click()
-        for view, part in (("Timeline", "canvas"), ("Graph", ".box"), ("List", ".line")):
+        for view, part in (("Timeline", ".attempt"), ("Graph", ".box"), ("Table", ".line")):
             page.get_by_role("tab", name=view).click()
             expect(page.locator(part).first).to_be_visible()
             assert violations(page) == []

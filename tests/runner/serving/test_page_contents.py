@@ -15,8 +15,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
-from plait.runner.serving.page_files import page_files
-from tests.runner.cli.test_cancel_command import until
+from plait.runner.serving.page_routes import page_files
 from tests.runner.serving.test_page import open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running
 from tests.support.agents.logs import plan as agent_plan
@@ -29,7 +28,7 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eevil\u202c javascript:alert(1) https://example.org/?q=<b>"
 )
-MOST_BYTES = 90_000
+MOST_BYTES = 80_000
 """Bytes of all scripts and style sheets, before compression."""
 
 
@@ -105,7 +104,7 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None:
             expect(page.locator(".panel h2")).to_have_text(task)
             expect(page.locator(f".part-{part}")).to_contain_text("<script>document.title='owned'</script>")
             expect(page.locator(f".part-{part}")).to_contain_text("red \\u202eevil\\u202c")
-        for view in ("Table", "Timeline", "Graph", "List"):
+        for view in ("Timeline", "Graph", "Table"):
             page.get_by_role("tab", name=view).click()
         page.locator(".c-state").first.wait_for()
         page.goto(f"{server.url}/#/questions")
@@ -135,7 +134,7 @@ def test_an_address_names_what_is_not_there(tmp_path: Path, browser: Browser, na
 
 
 @needs_chromium
-def test_a_folded_group_says_how_many_failed_parts_it_hides(tmp_path: Path, browser: Browser) -> None:
+def test_the_failed_parts_of_a_folded_group_are_counted_and_chosen(tmp_path: Path, browser: Browser) -> None:
     parts = [Task(f"part.{n}", prompt=f"fail {LONG}" if n < 25 else "x", item=n, retry=1) for n in range(1, 41)]
     store_run(tmp_path, DAG(parts, name="parts"))
     with ui(tmp_path) as server, watched(browser) as seen:
@@ -145,24 +144,20 @@ def test_a_folded_group_says_how_many_failed_parts_it_hides(tmp_path: Path, brow
         expect(why).to_contain_text("24 failed (part.1")
         assert why.evaluate(FITS)
         page.locator(".c-run a").click()
-        page.get_by_role("tab", name="List").click()
-        more = page.locator(".line.more")
-        expect(more).to_have_text("…and 14 more failed or waiting for a person")
-        assert page.locator(".line").count() == 12
-        expect(page.locator(".line .c-note").nth(1)).to_have_attribute(
+        expect(page.locator(".results .facts")).to_contain_text("40 parts: 24 failed, 16 completed")
+        page.get_by_role("button", name="failed 24").click()
+        expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "25")
+        expect(page.locator(".line .c-note").first).to_have_attribute(
             "title", re.compile("^unexpected: ValueError: fail")
         )
         page.get_by_role("tab", name="Timeline").click()
-        page.get_by_role("tab", name="List").click()
+        page.get_by_role("tab", name="Table").click()
         page.locator("[id='line-part.7']").click()
         error = page.locator(".part-error")
         expect(error).to_contain_text("word149")
         assert error.locator(".callout").evaluate(
             "one => one.scrollHeight <= one.clientHeight && one.scrollWidth <= one.clientWidth"
         )
-        more.click()
-        expect(more).to_have_count(0)
-        expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "41")
 
 
 TIMES = """
@@ -213,11 +208,9 @@ def test_ten_thousand_tasks_scroll_and_are_filtered(tmp_path: Path, browser: Bro
     with ui(tmp_path) as server, watched(browser) as seen:
         page = seen.page
         open_run(seen, server.page)
-        page.get_by_role("tab", name="List").click()
-        group = page.locator(".line.group")
-        expect(group).to_contain_text("9,999 parts: 9,989 completed, 10 failed")
-        expect(page.locator("[id='line-part.7']")).to_be_visible()  # a folded group shows its failed parts
-        group.click()
+        expect(page.locator(".results .facts")).to_contain_text("9,999 parts: 9,989 completed, 10 failed")
+        expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "10000")
+        page.get_by_label("Table", exact=True).select_option("all tasks")
         expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "10001")
         assert page.locator(".line").count() < 100
         page.locator("plait-tasks").press("End")
@@ -229,7 +222,8 @@ def test_ten_thousand_tasks_scroll_and_are_filtered(tmp_path: Path, browser: Bro
         expect(page.locator(".box")).to_have_count(2)
         expect(page.locator(".box.group")).to_contain_text("part")
         page.locator(".box.group").click()
-        expect(page.get_by_role("tab", name="List")).to_have_attribute("aria-selected", "true")
+        expect(page.get_by_role("tab", name="Table")).to_have_attribute("aria-selected", "true")
+        expect(page.get_by_label("Table", exact=True)).to_have_value("part")
 
 
 def test_the_first_screen_of_rows_is_sent_before_the_rest(tmp_path: Path) -> None:
@@ -257,23 +251,6 @@ def test_the_stream_of_an_unknown_run_or_task_is_refused(tmp_path: Path, place: 
     assert "nothing" in answer.json()["error"]["message"]
 
 
-RED_RUNS = """
-() => {
-  const canvas = document.querySelector("canvas");
-  const y = Math.round((24 + 22 * 1.5) * devicePixelRatio);
-  const row = canvas.getContext("2d").getImageData(0, y, canvas.width, 1).data;
-  const runs = [];
-  let run = 0;
-  for (let n = Math.round(180 * devicePixelRatio) * 4; n < row.length; n += 4) {
-    const red = row[n] > 150 && row[n + 1] < 100 && row[n + 3] > 0;
-    if (red) run += 1;
-    else if (run) { runs.push(run); run = 0; }
-  }
-  return runs;
-}
-"""
-
-
 @needs_chromium
 def test_a_failed_attempt_is_seen_on_the_timeline_however_short(tmp_path: Path, browser: Browser) -> None:
     store_run(tmp_path, many(4_000))
@@ -281,14 +258,13 @@ def test_a_failed_attempt_is_seen_on_the_timeline_however_short(tmp_path: Path, 
         page = seen.page
         open_run(seen, server.page)
         page.get_by_role("tab", name="Timeline").click()
-        expect(page.locator(".timeline canvas")).to_be_visible()
-        until(lambda: page.evaluate(RED_RUNS))
-        runs = page.evaluate(RED_RUNS)
-        assert min(runs) >= 3  # one bar of 4,000 takes a quarter of a pixel
-        page.locator(".scroller").click(position={"x": 400, "y": 24 + 11})
+        failed = page.locator(".line.group .attempt.failed")
+        expect(failed.first).to_be_visible()
+        widths = [bar.evaluate("bar => bar.getBoundingClientRect().width") for bar in failed.all()]
+        assert min(widths) >= 3  # one bar of 4,000 takes a quarter of a pixel
+        page.locator("#line-load .track").click()
         expect(page.locator(".panel h2")).to_have_text("load")
-        page.locator(".scroller").click(position={"x": 60, "y": 24 + 33})
-        page.get_by_role("tab", name="List").click()
+        page.locator(".line.group .c-id").click()
         expect(page.locator(".line.group")).to_have_attribute("aria-expanded", "true")
 
 
@@ -343,13 +319,13 @@ def test_the_keyboard_reaches_everything(tmp_path: Path, browser: Browser) -> No
     with ui(tmp_path) as server, watched(browser) as seen:
         page = seen.page
         open_run(seen, server.page)
-        page.get_by_role("tab", name="List").click()
+        page.get_by_role("tab", name="Timeline").click()
         tasks = page.locator("plait-tasks")
         tasks.focus()
         tasks.press("ArrowDown")
         expect(page.locator(".line.cursor")).to_have_class("line level-0 cursor group")
         tasks.press("ArrowRight")
-        expect(tasks).to_have_attribute("aria-rowcount", "31")
+        expect(tasks).to_have_attribute("aria-rowcount", "32")
         tasks.press("ArrowDown")
         tasks.press("Enter")
         expect(page.locator(".panel h2")).to_have_text("part.1")
@@ -357,15 +333,18 @@ def test_the_keyboard_reaches_everything(tmp_path: Path, browser: Browser) -> No
         page.locator(".panel").get_by_role("button", name="Close the task").focus()
         page.keyboard.press("Escape")
         expect(page.locator(".panel")).to_have_count(0)
-        page.get_by_role("tab", name="List").focus()
+        page.get_by_role("tab", name="Timeline").focus()
+        page.keyboard.press("ArrowLeft")
+        expect(page.get_by_role("tab", name="Table")).to_be_focused()
         page.keyboard.press("ArrowRight")
         expect(page.get_by_role("tab", name="Timeline")).to_be_focused()
-        page.locator(".scroller").press("ArrowDown")
+        tasks.press("Home")
+        tasks.press("Enter")
         expect(page.locator(".panel h2")).to_have_text("load")
         page.get_by_role("tab", name="Timeline").focus()
         page.keyboard.press("ArrowRight")
         page.locator(".box").nth(3).focus()
-        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Tab")
         page.keyboard.press("Enter")
         expect(page.locator(".panel h2")).to_have_text("part.4")
 
@@ -385,7 +364,7 @@ def test_a_narrow_screen_is_never_wider_than_it_is(tmp_path: Path, browser: Brow
         expect(page.locator(".c-run a")).to_have_count(1)
         assert_fits()
         page.locator(".c-run a").click()
-        for view in ("Table", "Timeline", "Graph", "List"):
+        for view in ("Timeline", "Graph", "Table"):
             page.get_by_role("tab", name=view).click()
             assert_fits()
         page.locator(".line:not(.group)").last.click()
@@ -406,7 +385,7 @@ def test_an_agent_is_watched_at_work_also_after_the_death_of_its_runner(
         page = seen.page
         open_run(seen, server.page)
         page.locator(".line").click()
-        expect(page.locator(".message.user")).to_contain_text("A. [[tool]]")  # as rendered, before any turn has ended
+        expect(page.locator(".part-sent")).to_contain_text("A. [[tool]]")  # as rendered, before any turn has ended
         expect(page.locator("[aria-busy] .step.tool")).to_have_text("tool Bash: make test")
         process.kill()
         process.wait()

@@ -1,8 +1,9 @@
-"""The timeline: attempts are bars and waits are lines, in the rows of the stream, in words and on the canvas."""
+"""The timeline: attempts are bars and waits are lines, in the rows of the stream, in words and on the page."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -81,22 +82,6 @@ tasks:
 NAMES = ["first", "second", "after", "call", "later", "weak", "asks", "quick"]
 TRIED_TWICE = {"call": "retried", "weak": "retried", "asks": "asked"}
 """The status of the first attempt of each task with two."""
-DRAWN = """
-([n, left, right]) => {
-  const canvas = document.querySelector("canvas");
-  const pixels = (y) => {
-    const { data } = canvas.getContext("2d").getImageData(left, y, right - left, 1);
-    return Array.from({ length: right - left }, (_, x) => data.slice(4 * x, 4 * x + 3));
-  };
-  const middle = 24 + 22 * n + 11;
-  const empty = pixels(middle - 9);
-  const differs = (one, other) => one.some((value, at) => Math.abs(value - other[at]) > 25);
-  return [middle, middle - 3].map((y) => pixels(y).every((one, x) => differs(one, empty[x])));
-}
-"""
-"""Whether a line of a task is drawn from one place to another: in its middle, and three pixels above. The axis crosses
-the whole line, and does not count.
-"""
 GUTTER, EDGE = 180, 16
 """The pixels of the names, and beside the last moment."""
 WIDTH = 1280
@@ -176,18 +161,23 @@ def test_attempts_are_bars_and_waits_are_lines(tmp_path: Path, browser: Browser,
         open_run(seen, server.page)
         page.get_by_role("tab", name="Timeline").click()
         expect(page.locator(".head .status")).to_have_text("completed")
-        tip, scroller = page.locator(".tip"), page.locator(".scroller")
         for name in NAMES:
-            scroller.press("ArrowDown")
-            expect(tip).to_contain_text(f"{name}: completed")
-            expect(tip).to_contain_text("attempt 1 " + TRIED_TWICE.get(name, "completed"))
-        page.get_by_label("Close the task").click()
+            track = page.locator(f"#line-{name} .track")
+            told = rf"^{name}: completed\nattempt 1 {TRIED_TWICE.get(name, 'completed')} · "
+            expect(track).to_have_attribute("title", re.compile(told))
         begins = 1000 * (parse_time(head["started_at"]) - parse_time(head["created_at"]))
         ends = max(row["start"] + row["took"] for row in rows.values())
         scale = (WIDTH - GUTTER - EDGE) / (ends - begins)
+
+        def assert_drawn(name: str, kind: str, since: float, until: float) -> None:
+            box = page.locator(f"#line-{name} .{kind}").bounding_box()
+            assert box is not None
+            left, right = (GUTTER + (at - begins) * scale for at in (since, until))
+            assert [box["x"], box["x"] + box["width"]] == pytest.approx([left, right], abs=2)
+
         held = max(rows["first"], rows["second"], key=lambda row: row["took"])
-        left, right = (round(GUTTER + (at - begins) * scale) for at in (held["start"], held["start"] + held["took"]))
-        until(lambda: page.evaluate(DRAWN, [NAMES.index(held["id"]), left + 8, right - 8]) == [True, True])
-        (_, _, first_ends), (_, second_starts, _) = rows["weak"]["bars"]
-        left, right = (round(GUTTER + (at - begins) * scale) for at in (first_ends, second_starts))
-        until(lambda: page.evaluate(DRAWN, [NAMES.index("weak"), left + 8, right - 8]) == [True, False])
+        assert_drawn(held["id"], "attempt.completed", held["start"], held["start"] + held["took"])
+        (_, first_starts, first_ends), (_, second_starts, second_ends) = rows["weak"]["bars"]
+        assert_drawn("weak", "attempt.retried", first_starts, first_ends)
+        assert_drawn("weak", "attempt.completed", second_starts, second_ends)
+        assert_drawn("weak", "wait", begins, second_starts)

@@ -19,7 +19,6 @@ from plait.persistence.store_records import AttemptRecord, TaskRecord
 from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, encode_answers
 from plait.runner.domain.continuation import INVALID_TASKS, Continuation, History
 from plait.runner.state import run_state
-from plait.runner.state.codec import new_task
 from plait.runner.state.run_state import IllegalTransition, RunState
 from plait.statuses import TASK_TRANSITIONS
 from plait.usage import Usage
@@ -245,14 +244,15 @@ def test_retry_keeps_the_cost_and_what_the_next_attempt_takes_up() -> None:
     assert event == events.TaskRetried(AT, "a", 2, "transient", "gone", 1.5, 2.5, COST, SAID, True)
     assert state.continuations == {0: BEGUN}
     assert state._usage == MORE + COST
-    assert not state.is_corrected(0)
+    assert state.refusals(0) == 0
     assert not state.results
 
 
 def test_retry_with_what_was_wrong_corrects_the_task() -> None:
     state = at(RUNNING)
-    assert not state.retry(0, AT, ERROR, 0.0, 1.0, Continuation("s", correction="mistakes")).continues_session
-    assert state.is_corrected(0)
+    refusal = BackendError(ErrorKind.INVALID_OUTPUT, f"{INVALID_TASKS}: x")
+    assert not state.retry(0, AT, refusal, 0.0, 1.0, Continuation("s", correction="mistakes")).continues_session
+    assert state.refusals(0) == 1
 
 
 def test_retry_alone_leaves_what_is_to_be_said_as_it_is() -> None:
@@ -317,7 +317,7 @@ def test_reopen_removes_the_result_and_the_answers(damaged: bool) -> None:
 def test_added_tasks_are_pending_and_know_who_added_them() -> None:
     state = at(RUNNING)
     more = [Task("c", "x", continues="a"), Task("d", "x")]
-    assert state.add_tasks(more, "b", AT) == events.TasksAdded(AT, tuple(map(new_task, more)), "b")
+    assert state.add_tasks(more, "b", AT) == events.TasksAdded(AT, tuple(map(events.NewTask.of, more)), "b")
     assert state.statuses[2:] == [PENDING, PENDING]
     assert state.attempts[2:] == [0, 0]
     assert state.depths == {2: 1, 3: 1}
@@ -370,14 +370,14 @@ def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() 
     state = at(RUNNING)
     state.count_stored_failures(0, failed)
     assert state.failures(0) == 2
-    assert state.is_corrected(0)
+    assert state.refusals(0) == 1
     assert state.count_failure(0, ErrorKind.TRANSIENT) == 0
     assert state.failures(0) == 3
     assert [state.count_failure(0, ErrorKind.RATE_LIMITED, in_a_row) for in_a_row in (0, 15, 0)] == [1, 5, 3]
     assert state.failures(0) == 3
     state.count_stored_failures(0, [attempt(4, "failed", ErrorKind.TRANSIENT, "gone")])
     assert state.failures(0) == 0
-    assert not state.is_corrected(0)
+    assert state.refusals(0) == 0
 
 
 def test_a_stored_conversation_is_freed_unless_others_continue_it(monkeypatch: pytest.MonkeyPatch) -> None:

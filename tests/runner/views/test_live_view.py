@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from plait import DAG, Clock, ParallelRunner, Retry, Task
+from plait import DAG, ParallelRunner, Retry, Task
+from plait.clock_and_ids import Clock
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
 from plait.runner.views.live_view import LiveView

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.backends.agents.acp_machine import AcpMachine, TurnGoals
-from plait.backends.agents.agent_protocol import Call, ProcessEnd, TurnAnswer
+from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer
 from plait.backends.agents.cli_agent import whole_turn
 from plait.backends.backend_protocol import Output
 from plait.errors import BackendError

@@ -149,10 +149,9 @@ async def run(folder: Path, *person: str) -> None:
         runner = ParallelRunner(Outliver(folder), store=store, concurrency=plan["concurrency"])
         if person:
             await runner.runs.continue_task(RUN, *person)
-        elif await store.get_run(RUN) is None:
-            await runner.run(dag_of(folder), RUN)
-        else:
-            await runner.resume(RUN)
+            return
+        first = await store.get_run(RUN) is None
+        print(await (runner.run(dag_of(folder), RUN) if first else runner.resume(RUN)), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -76,8 +77,17 @@ class DaskCluster:
         return DaskHosts(self.address, patience=patience)
 
     def start(self) -> None:
-        """Start the scheduler and all workers, and return before they are ready."""
+        """Start the scheduler and all workers. Return once the scheduler listens, before the workers are ready.
+
+        A run whose first connection to its scheduler fails has failed: plait takes the address for a wrong one.
+        """
         self.start_scheduler()
+        until = time.monotonic() + _LIMIT_S
+        while True:
+            with suppress(ConnectionRefusedError), socket.create_connection((self._host, self.port)):
+                break
+            assert time.monotonic() < until, self.log("scheduler")
+            time.sleep(0.01)
         for name in self.agents:
             self.start_worker(name)
 

@@ -129,10 +129,8 @@ async def run(folder: Path) -> None:
     """Run or resume the plan."""
     async with SQLiteStore(folder / "runs.db") as store:
         runner = runner_of(folder, store)
-        if await store.get_run(RUN) is None:
-            await runner.run(dag_of(folder), RUN)
-        else:
-            await runner.resume(RUN)
+        first = await store.get_run(RUN) is None
+        print(await (runner.run(dag_of(folder), RUN) if first else runner.resume(RUN)), file=sys.stderr)
 
 
 if __name__ == "__main__":

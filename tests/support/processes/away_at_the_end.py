@@ -11,8 +11,7 @@ import anyio
 
 from plait.errors import StoreError
 from plait.persistence import Batch, SQLiteStore
-from plait.runner.cli.command_exits import run_cli
-from plait.runner.cli.command_line import cli
+from plait.runner.cli.command_line import cli, run_cli
 from plait.runner.client import store_place
 from tests.support.stores.on_server import OnServer
 

@@ -21,8 +21,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 from unittest import mock
 
-from plait.runner.cli.command_exits import run_cli
-from plait.runner.cli.command_line import cli
+from plait.runner.cli.command_line import cli, run_cli
 from tests.support.processes import warm
 from tests.support.processes.warm import Warm
 

@@ -19,7 +19,7 @@ import anyio
 from plait import DAG, ParallelRunner, Task
 from plait.errors import Fenced, OwnershipLost, RunOwned
 from plait.persistence import Batch, RunRecord, SQLiteStore, write_rules
-from plait.runner.client import drive_run
+from plait.runner.recovery import resume
 from tests.support.processes.forked import Child
 
 RUN = "r"
@@ -174,7 +174,7 @@ def sabotaged(sabotage: Sabotage | None) -> Generator[None]:
     if sabotage is None:
         yield
     elif sabotage == "lease by the wall clock":
-        with mock.patch.object(drive_run, "wait_for_expiry", by_wall_clock):
+        with mock.patch.object(resume, "wait_for_expiry", by_wall_clock):
             yield
     else:
         with mock.patch.object(write_rules, "count_applied", unfenced):

@@ -20,7 +20,8 @@ from typing import cast
 
 import anyio
 
-from plait import Clock, ParallelRunner, Run
+from plait import ParallelRunner, Run
+from plait.clock_and_ids import Clock
 from plait.errors import Fenced, OwnershipLost
 from plait.events import TaskCompleted
 from plait.persistence import Batch, SQLiteStore

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import anyio
 
 from plait.errors import StoreError
-from plait.persistence import Batch, Note, NoteRecord, Store
+from plait.persistence import Batch, MemoryStore, Note, NoteRecord, Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 
 T = TypeVar("T")
@@ -161,3 +161,10 @@ def at_once(call: Coroutine[Any, Any, T]) -> T:
         return end.value
     call.close()
     raise AssertionError("the call waits for something; only stores that answer at once can be asked so")
+
+
+def copy_of(store: MemoryStore) -> MemoryStore:
+    """A store with the same runs, which go on apart from now on."""
+    copy = MemoryStore()
+    store._connection.backup(copy._connection)
+    return copy

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import anyio
 
-from plait import Clock
+from plait.clock_and_ids import Clock
 from plait.events import Event
 from plait.persistence import Batch, NoteRecord, Store
 from plait.runner.engine.inbox import LOOK_EVERY_S

@@ -277,7 +277,11 @@ class ModelStore:
         changes = batch.events[skipped:]
         if not changes:
             return
-        run = run or ModelRun(write_rules.new_head(batch.run_id, changes[0]))
+        if run is None:
+            created = changes[0]
+            assert isinstance(created, events.RunCreated)
+            head = RunRecord(batch.run_id, created.name, "queued", created.at, settings=created.settings)
+            run = ModelRun(head)
         staged = StagedRun(batch.run_id, run)
         for seq, change in enumerate(changes, batch.first_seq + skipped):
             staged.apply(seq, change)

@@ -1,0 +1,272 @@
+"""The requests and tokens per minute of a backend, reserved before a call and settled after it. Pure.
+
+A `TokenBucket` refills continuously and holds at most the refill of BURST_S seconds. Servers refill continuously too,
+and hold up to a minute's worth. In any window the bucket lets through the burst and the refill of the window, and
+the largest single call beyond them, if that call exceeds the burst. A server that holds a minute's worth therefore
+refuses nothing even if some calls arrive almost a minute late. A small burst costs no throughput: refill is lost only
+after half a second without a waiting task. Returned units count from the moment of their return.
+
+`RateGate` gives the runs that wait for the limit their turns. They wait in a queue; the first has a timer for the
+moment of its turn, so nothing polls. A served run leaves the queue and may join again at its end, so each run gets one
+call in turn. A run joins only while the limit is the only obstacle to its next task: a run without a free slot leaves
+the queue and delays no other run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import TypeAlias
+
+from plait.backends.backend_protocol import Allowance
+
+BURST_S = 0.5
+"""The seconds of refill that a bucket holds at most."""
+_FIRST_RATIO = 0.30
+"""Input tokens per character until the backend has reported usage: on the high side."""
+_FIRST_OUTPUT = 1024.0
+"""Output tokens of a call until the backend has reported usage, unless its own limit is lower."""
+_WEIGHT = 0.2
+"""Weight of the newest call in the learned means."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Limits of rate of a backend, shared by all its calls in this process. Raises ValueError for a limit below 1."""
+
+    requests_per_minute: float | None = None
+    """Requests begun per minute; None for no limit."""
+    tokens_per_minute: float | None = None
+    """Tokens read and written per minute; None for no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            given = getattr(self, name)
+            if given is not None and not 1 <= given < float("inf"):
+                raise ValueError(f"{name} must be at least 1, not {given}")
+
+
+class TokenBucket:
+    """A bucket for `per_minute` units per minute, full at first. A take may leave a debt."""
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        self.given = per_minute
+        """The limit set by the user."""
+        self.per_minute = per_minute
+        """The limit in force: the limit set by the user, or the server's if lower."""
+        self.level = self.capacity
+        self._at = now
+
+    @property
+    def capacity(self) -> float:
+        """The most units that the bucket holds: at least one, so that a request fits."""
+        return max(1.0, self.per_minute / 60 * BURST_S)
+
+    def wait(self, units: float, now: float) -> float:
+        """Return the seconds until `units` may be taken. More units than the bucket holds need a full bucket."""
+        self._refill(now)
+        missing = min(units, self.capacity) - self.level
+        return missing / self.per_minute * 60 if missing > 1e-9 * self.capacity else 0.0
+
+    def take(self, units: float, now: float) -> None:
+        """Take `units`, or return units if negative."""
+        self._refill(now)
+        self.level = min(self.capacity, self.level - units)
+
+    def lower(self, per_minute: float | None, left: float | None, now: float) -> None:
+        """Take the server's limit and the units left into account. Neither raises the limit set by the user."""
+        self._refill(now)
+        if per_minute is not None:
+            self.per_minute = min(self.given, per_minute)
+        if left is not None:
+            self.level = min(self.level, left)
+        self.level = min(self.level, self.capacity)
+
+    def _refill(self, now: float) -> None:
+        if now > self._at:
+            self.level = min(self.capacity, self.level + (now - self._at) * self.per_minute / 60)
+            self._at = now
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The share of a call in the buckets."""
+
+    characters: int
+    """The length of the prompt and the history."""
+    tokens: float
+    """The tokens taken in advance."""
+
+
+class RateLimiter:
+    """The buckets of a backend, and the learned size of its calls. Any thread may call; the time never comes from here.
+
+    `most_output` is the backend's own limit of the tokens of an answer, if any.
+    """
+
+    def __init__(self, limits: RateLimits, now: float, most_output: int | None = None) -> None:
+        self._requests: TokenBucket | None = None
+        self._tokens: TokenBucket | None = None
+        self._ratio = _FIRST_RATIO
+        self._output = _FIRST_OUTPUT if most_output is None else min(_FIRST_OUTPUT, most_output)
+        self._lock = Lock()
+        self.change(limits, now)
+
+    def change(self, limits: RateLimits, now: float) -> None:
+        """Set other limits. Earlier calls stay counted."""
+        with self._lock:
+            self.limits = limits
+            self._requests = _changed(self._requests, limits.requests_per_minute, now)
+            self._tokens = _changed(self._tokens, limits.tokens_per_minute, now)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the size of a prompt matters."""
+        return self._tokens is not None
+
+    def estimate(self, characters: int) -> float:
+        """Return the expected tokens of a call with a prompt and a history of `characters`."""
+        return characters * self._ratio + self._output
+
+    def wait(self, characters: int, now: float) -> float:
+        """Return the seconds until a call may begin; 0 if it may begin now."""
+        requests = 0.0 if self._requests is None else self._requests.wait(1, now)
+        tokens = 0.0 if self._tokens is None else self._tokens.wait(self.estimate(characters), now)
+        return max(requests, tokens)
+
+    def reserve(self, characters: int, now: float) -> Reservation:
+        """Take the share of a call from both buckets. The caller makes sure that the call need not wait."""
+        with self._lock:
+            reservation = Reservation(characters, self.estimate(characters))
+            self._take(1, reservation.tokens, now)
+            return reservation
+
+    def settle(self, reservation: Reservation, input_tokens: int, output_tokens: int, now: float) -> None:
+        """Replace the estimate by the real usage, and learn from it. Without any usage the estimate stays."""
+        if not input_tokens + output_tokens:
+            return
+        with self._lock:
+            self._take(0, input_tokens + output_tokens - reservation.tokens, now)
+            if output_tokens:
+                self._output += _WEIGHT * (output_tokens - self._output)
+            if input_tokens and reservation.characters:
+                self._ratio += _WEIGHT * (input_tokens / reservation.characters - self._ratio)
+
+    def give_back(self, reservation: Reservation, now: float) -> None:
+        """Return the share of a call that was never made."""
+        with self._lock:
+            self._take(-1, -reservation.tokens, now)
+
+    def lower(self, allowance: Allowance, now: float) -> None:
+        """Take the server's own limits, as reported with an answer, into account."""
+        with self._lock:
+            if self._requests is not None:
+                self._requests.lower(allowance.requests_per_minute, allowance.requests_left, now)
+            if self._tokens is not None:
+                self._tokens.lower(allowance.tokens_per_minute, allowance.tokens_left, now)
+
+    def _take(self, requests: float, tokens: float, now: float) -> None:
+        if self._requests is not None:
+            self._requests.take(requests, now)
+        if self._tokens is not None:
+            self._tokens.take(tokens, now)
+
+
+def _changed(bucket: TokenBucket | None, per_minute: float | None, now: float) -> TokenBucket | None:
+    if per_minute is None:
+        return None
+    changed = TokenBucket(per_minute, now)
+    if bucket is not None:
+        changed.lower(None, bucket.level, now)
+    return changed
+
+
+Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object] | None]
+"""Calls a function after a number of seconds. Returns a function that prevents the call; None, without a call, if the
+run of the timer ends.
+"""
+
+
+class RateGate:
+    """The queue of runs of an event loop before `limiter`."""
+
+    def __init__(self, limiter: RateLimiter, now: Callable[[], float]) -> None:
+        self.limiter = limiter
+        self._now = now
+        self._queue: dict[object, tuple[int, Callable[[], None], Timer]] = {}
+        """The waiting runs, each with the size of its next call, its callback and its timer."""
+        self._timed: object = None
+        """The run that the timer is for."""
+        self._cancel: Callable[[], object] | None = None
+
+    def admits(self, run: object, characters: int) -> bool:
+        """Return whether `run` may begin a call now."""
+        return next(iter(self._queue), run) is run and self.limiter.wait(characters, self._now()) <= 0
+
+    def reserve(self, run: object, characters: int) -> Reservation:
+        """Take the share of an admitted call of `run`, whose turn ends."""
+        reservation = self.limiter.reserve(characters, self._now())
+        self.leave(run)
+        return reservation
+
+    def settle(self, reservation: Reservation, input_tokens: int, output_tokens: int) -> None:
+        """Replace the estimate of a call by its real usage."""
+        self.limiter.settle(reservation, input_tokens, output_tokens, self._now())
+        self._restart()
+
+    def give_back(self, reservation: Reservation) -> None:
+        """Return the share of a call that was never made."""
+        self.limiter.give_back(reservation, self._now())
+        self._restart()
+
+    def change(self, limits: RateLimits) -> None:
+        """Set other limits, for the waiting runs as well."""
+        self.limiter.change(limits, self._now())
+        self._restart()
+
+    def lower(self, allowance: Allowance) -> None:
+        """Take the server's own limits into account."""
+        self.limiter.lower(allowance, self._now())
+
+    def makes_wait(self, run: object) -> bool:
+        """Return whether `run` waits in the line."""
+        return run in self._queue
+
+    def join(self, run: object, characters: int, take: Callable[[], None], timer: Timer) -> None:
+        """Call `take`, in the context variables of this call, at the turn of `run`. `timer` belongs to the run."""
+        self._queue[run] = (characters, partial(copy_context().run, take), timer)
+        self._start()
+
+    def leave(self, run: object) -> None:
+        """Remove `run` from the line, if it waits there."""
+        if self._queue.pop(run, None) is not None:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the timer of the first run, unless it has one. Runs that end leave the line."""
+        if next(iter(self._queue), None) is self._timed:
+            return
+        if self._cancel is not None:
+            self._cancel()
+        self._timed = self._cancel = None
+        while self._cancel is None and self._queue:
+            first, (characters, _, timer) = next(iter(self._queue.items()))
+            self._cancel = timer(self.limiter.wait(characters, self._now()), self._call_first)
+            if self._cancel is None:
+                del self._queue[first]
+            else:
+                self._timed = first
+
+    def _restart(self) -> None:
+        if self._timed is not None:
+            self._timed = None
+            self._start()
+
+    def _call_first(self) -> None:
+        run, self._timed, self._cancel = self._timed, None, None
+        self._queue[run][1]()
+        if self._timed is None and next(iter(self._queue), None) is run:
+            self.leave(run)  # it did not take its turn: it ends

@@ -1,0 +1,143 @@
+"""What each change does to a run: the cases that the contract of stores, run with every store, has no line for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.errors import Conflict
+from plait.events import (
+    AttemptEnd,
+    LeaseRenewed,
+    NewTask,
+    TaskCompleted,
+    TaskFailed,
+    TaskInterrupted,
+    TaskRetried,
+    TaskStarted,
+    TaskWaiting,
+)
+from plait.persistence import AttemptRecord, MemoryStore
+from plait.statuses import TaskStatus
+from plait.usage import NO_USAGE, Usage
+from tests.contracts.store.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+
+ENDS: dict[str, AttemptEnd] = {
+    "completed": DONE_A,
+    "failed": TaskFailed(at(4), "a", 1, "auth", "no key"),
+    "retried": TaskRetried(at(4), "a", 1, "overloaded", "later", delay_s=1.0),
+    "interrupted": TaskInterrupted(at(4), "a", 1, "the owner died", crashed=True),
+    "waiting": TaskWaiting(at(4), "a", 1, "Was it sent?"),
+}
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+async def writer(store: MemoryStore) -> Writer:
+    writer = Writer(store)
+    await writer.write(*OPENING)
+    return writer
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("attempt", [0, 1, 3])
+async def test_only_the_last_attempt_ends(store: MemoryStore, writer: Writer, end: str, attempt: int) -> None:
+    await writer.write(START_A, ENDS["retried"], replace(START_A, attempt=2))
+    before = await whole(store)
+    with pytest.raises(Conflict, match=rf"of task 'a' \(attempt {attempt}\) does not follow: .* running, attempt 2"):
+        await writer.write(replace(ENDS[end], attempt=attempt))
+    assert await whole(store) == before
+    await writer.write(replace(ENDS[end], attempt=2))
+
+
+@pytest.mark.parametrize("cost", [None, 0.5])
+@pytest.mark.parametrize("turn", ["First.", ()])
+async def test_the_usage_of_several_ends_in_one_batch_is_added_up(
+    store: MemoryStore, writer: Writer, cost: float | None, turn: str | tuple[()]
+) -> None:
+    usage = Usage(3, 2, cost)
+    for task_id, number in (("a", 1), ("c", 2)):
+        started = replace(START_A, task_id=task_id, attempt=1)
+        failed = TaskRetried(at(4), task_id, 1, "overloaded", "later", usage=usage, delay_s=1.0)
+        await writer.write(started, failed)
+        run = await store.get_run(RUN)
+        assert run is not None
+        assert run.usage.input_tokens == 3 * number
+    starts = [TaskStarted(at(5), task_id, 2, "fast") for task_id in "ac"]
+    ends = [TaskCompleted(at(6), task_id, 2, "done", usage=usage, turn=turn) for task_id in "ac"]
+    await writer.write(*starts, *ends)
+    run = await store.get_run(RUN)
+    assert run is not None
+    assert run.usage == Usage(12, 8, None if cost is None else 2.0)
+
+
+@pytest.mark.parametrize("further", [0.0, 1.0])
+async def test_a_decision_adds_its_time_to_that_of_the_question(
+    store: MemoryStore, writer: Writer, further: float
+) -> None:
+    asked = TaskWaiting(at(4), "a", 1, "Which?", asked="{}", duration_s=2.5)
+    await writer.write(START_A, asked)
+    await writer.write(replace(ENDS["failed"], at=at(5), duration_s=further))
+    [attempt] = await store.list_attempts(RUN, "a")
+    assert attempt.duration_s == 2.5 + (further)
+
+
+async def test_crashes_are_counted_from_those_before(store: MemoryStore, writer: Writer) -> None:
+    for attempt, end in enumerate((ENDS["interrupted"], ENDS["interrupted"], ENDS["waiting"]), 1):
+        await writer.write(replace(START_A, attempt=attempt), replace(end, attempt=attempt))
+    [task] = await store.list_tasks(RUN, "a")
+    assert task.crashes == 2
+
+
+async def test_an_attempt_without_usage_has_none(store: MemoryStore, writer: Writer) -> None:
+    await writer.write(START_A, ENDS["failed"])
+    [attempt] = await store.list_attempts(RUN, "a")
+    assert attempt.usage is NO_USAGE
+
+
+async def test_a_run_with_tasks_of_every_status_is_read(store: MemoryStore) -> None:
+    tasks = tuple(NewTask(status.value, "p") for status in TaskStatus)
+    await Writer(store).write(replace(CREATED, tasks=tasks), *OPENING[1:])
+    store._connection.execute("UPDATE tasks SET status = task_id")
+    run = await store.get_run(RUN)
+    assert run is not None
+    assert run.counts == {status.value: 1 for status in TaskStatus}
+
+
+async def test_a_change_that_is_not_shown_has_no_event(store: MemoryStore, writer: Writer) -> None:
+    before = await store.list_events(RUN)
+    await writer.write(LeaseRenewed(at(5), 2000.0))
+    assert await store.list_events(RUN) == before
+
+
+async def test_a_model_is_kept_without_a_session_and_a_cost(store: MemoryStore, writer: Writer) -> None:
+    usage = Usage(3, 2, model="sample-1")
+    await writer.write(
+        TaskStarted(at(3), "c", 1, "fast"), TaskCompleted(at(4), "c", 1, "done", usage=usage, turn="Last.")
+    )
+    [attempt] = await store.list_attempts(RUN, "c")
+    assert attempt.usage == usage
+
+
+async def test_an_attempt_without_a_session_has_not_that_of_the_attempt_before(
+    store: MemoryStore, writer: Writer
+) -> None:
+    await writer.write(START_A, ENDS["retried"], TaskStarted(at(5), "a", 2, "fast"))
+    assert [one.session_id for one in await store.list_attempts(RUN, "a")] == ["session-a", None]
+    [task] = await store.list_tasks(RUN, "a")
+    assert task.session_id is None
+
+
+async def test_every_field_of_an_attempt_is_kept(store: MemoryStore, writer: Writer) -> None:
+    usage = Usage(3, 2, 0.25, "sample-1", 1, 1, 1, True, 1)
+    failed = TaskFailed(at(4), "a", 1, "auth", "no key", 1.5, usage, (), "Traceback: ...")
+    await writer.write(START_A, failed)
+    [attempt] = await store.list_attempts(RUN, "a")
+    assert attempt == AttemptRecord(
+        "a", 1, "failed", "fast", "session-a", at(3), at(4), "auth", "no key", usage, 1.5, "Traceback: ..."
+    )

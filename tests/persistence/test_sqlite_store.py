@@ -1,0 +1,131 @@
+"""What the stores on SQLite do beside the contract: errors, missing rows, closing, and the thread of a file."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from plait.errors import Conflict, StoreBusy, StoreError
+from plait.events import SessionOpened
+from plait.persistence import MemoryStore, SQLiteStore, sqlite_file
+from tests.contracts.store.samples import ASK, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+
+
+async def test_a_row_that_is_missing_is_damage_and_nothing_is_written() -> None:
+    store = MemoryStore()
+    writer = Writer(store)
+    await writer.write(*OPENING, START_A)
+    store._connection.execute("DELETE FROM tasks WHERE task_id = 'a'")
+    before = await whole(store)
+    with pytest.raises(StoreError, match=r"^the store is damaged: 1 rows of tasks are missing$"):
+        await writer.write(ASK, DONE_A)
+    assert await whole(store) == before
+
+
+async def test_the_error_of_a_database_in_memory_is_a_store_error() -> None:
+    store = MemoryStore()
+    store._connection.execute("DROP TABLE notes")
+    with pytest.raises(StoreError, match=r"^the store in memory failed: no such table: notes$"):
+        await store.list_notes(RUN)
+
+
+async def test_a_value_of_a_wrong_type_is_damage() -> None:
+    store = MemoryStore()
+    await Writer(store).write(*OPENING, START_A, SessionOpened(at(4), "a", 1, "session-b"))
+    assert await store.session_ids() == {"session-b"}
+    store._connection.execute("UPDATE events SET detail = 'none' WHERE kind = 'session_opened'")
+    with pytest.raises(StoreError, match=r"^a stored row is damaged: a value has the wrong type \(.*\); restore"):
+        await store.session_ids()
+
+
+async def test_a_cancelled_close_waits_for_the_last_call_and_closes_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    store = SQLiteStore(path)
+    await store.__aenter__()
+    await Writer(store).write(*OPENING)
+    assert Path(f"{path}-wal").exists()  # noqa: ASYNC240
+    async with anyio.create_task_group() as group:
+        group.start_soon(store._call, lambda _: time.sleep(0.2))
+        await anyio.lowlevel.checkpoint()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await store.close()
+    assert not Path(f"{path}-wal").exists()  # noqa: ASYNC240 - SQLite removes the log with the last connection
+
+
+async def test_the_thread_of_a_file_keeps_no_program_from_ending(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    async with SQLiteStore(tmp_path / "runs.db"):
+        [thread] = set(threading.enumerate()) - before
+        assert thread.daemon
+
+
+def fails(connection: sqlite3.Connection) -> None:
+    connection.execute("SELECT 1 FROM nowhere")
+
+
+def refuses(_connection: sqlite3.Connection) -> None:
+    raise Conflict("no")
+
+
+async def test_only_after_an_error_of_sqlite_the_connection_is_another(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        first = await store._call(lambda connection: connection)
+        with pytest.raises(Conflict):
+            await store._call(refuses)
+        assert await store._call(lambda connection: connection) is first
+        with pytest.raises(StoreError, match=r"runs.db failed: no such table: nowhere$") as failed:
+            await store._call(fails)
+        assert failed.type is StoreError
+        second = await store._call(lambda connection: connection)
+        assert second is not first
+        assert await store._call(lambda connection: connection) is second
+
+
+async def test_a_lock_of_another_process_is_busy_and_leaves_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.01)
+    path = tmp_path / "runs.db"
+    async with SQLiteStore(path) as store:
+        connection = await store._call(lambda connection: connection)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreBusy, match=r"database is locked; another process has been writing for 5 s; try"):
+                await Writer(store).write(*OPENING)
+        await Writer(store).write(*OPENING)
+        assert await store._call(lambda connection: connection) is connection
+
+
+async def test_bytes_that_are_no_text_damage_their_record_alone(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING, START_A, ASK, DONE_A)
+        statement = "UPDATE messages SET content = CAST(x'ff' AS TEXT)"
+        await store._call(lambda connection: connection.execute(statement).fetchall())
+        [message] = await store.list_messages(RUN, "a")
+        assert (message.content, message.damaged) == ("", True)
+        assert await store._call(lambda connection: connection.text_factory) is str
+
+
+def test_a_program_ends_without_closing_its_store(tmp_path: Path) -> None:
+    program = """
+import asyncio, sys
+from plait import SQLiteStore
+
+async def main():
+    await SQLiteStore(sys.argv[1]).__aenter__()
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "runs.db"], timeout=30, check=False)
+    assert done.returncode == 0

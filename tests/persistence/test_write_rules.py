@@ -1,0 +1,42 @@
+"""The rules of a batch, without a store: what is skipped, what is refused, and what a change makes of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plait.errors import Conflict
+from plait.events import RunCancelled, RunFailed, RunStarted
+from plait.persistence import Batch, RunRecord
+from plait.persistence.write_rules import advance_head, count_applied
+from tests.contracts.store.samples import CLAIMED, CREATED, RUN, RUNNING, at
+
+QUEUED = RunRecord(RUN, CREATED.name, "queued", CREATED.at, settings=CREATED.settings, last_seq=1)
+
+
+@pytest.mark.parametrize("other", [{"at": at(9)}, {"name": "another"}, {"settings": "{}"}])
+def test_another_run_of_the_same_id_is_refused_before_any_claim(other: dict[str, str]) -> None:
+    assert count_applied(Batch(RUN, 0, 1, (CREATED, CLAIMED)), QUEUED) == 1
+    with pytest.raises(Conflict, match=f"exists already, created at {CREATED.at}; resume it"):
+        count_applied(Batch(RUN, 0, 1, (replace(CREATED, **other), CLAIMED)), QUEUED)
+
+
+def test_the_same_run_claimed_by_another_exists_already() -> None:
+    claimed = replace(advance_head(QUEUED, CLAIMED, 2), last_seq=2)
+    assert count_applied(Batch(RUN, 0, 1, (CREATED, CLAIMED, RUNNING)), claimed) == 2
+    another = replace(CLAIMED, owner=replace(CLAIMED.owner, owner_id="owner-2"))
+    with pytest.raises(Conflict, match="exists already"):
+        count_applied(Batch(RUN, 0, 1, (CREATED, another)), claimed)
+
+
+def test_a_run_that_is_cancelled_before_its_start_was_never_started() -> None:
+    ended = advance_head(QUEUED, RunCancelled(at(5), RUN), 2)
+    assert (ended.started_at, ended.ended_at) == (None, at(5))
+
+
+def test_the_first_start_counts() -> None:
+    first = advance_head(QUEUED, RunStarted(at(3), RUN), 2)
+    assert (first.started_at, first.ended_at) == (at(3), None)
+    failed = advance_head(first, RunFailed(at(5), RUN, "no"), 3)
+    assert (failed.started_at, failed.ended_at, failed.error) == (at(3), at(5), "no")
