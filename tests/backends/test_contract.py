@@ -90,7 +90,7 @@ class _OverTheWire(BackendContract):
             # No connection outlives its client.
             for backend in backends:
                 await backend.aclose()
-            with anyio.fail_after(2):
+            with anyio.fail_after(60):
                 for server in (polite, silent, broken):
                     if server.connections:
                         await server.idle.wait()

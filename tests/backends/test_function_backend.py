@@ -198,7 +198,7 @@ async def test_kinds_of_functions(function: Any, text: str) -> None:
 
 
 async def test_plain_functions_are_not_held_to_forty_threads() -> None:
-    barrier = threading.Barrier(60, timeout=10)
+    barrier = threading.Barrier(60, timeout=60)
 
     def meet(prompt: str) -> str:
         barrier.wait()
@@ -213,16 +213,16 @@ async def test_a_cancelled_plain_function_is_abandoned() -> None:
     release, ended = threading.Event(), threading.Event()
 
     def wait(prompt: str) -> str:
-        release.wait(10)
+        release.wait(120)
         ended.set()
         return prompt
 
-    with anyio.fail_after(3), anyio.move_on_after(0.05) as scope:
+    with anyio.fail_after(60), anyio.move_on_after(0.05) as scope:
         await say(wait)
     assert scope.cancelled_caught
     assert not ended.is_set()
     release.set()
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

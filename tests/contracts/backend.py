@@ -182,12 +182,12 @@ class BackendContract:
             with anyio.move_on_after(0.3) as scope:
                 await conversation.send("Write a very long story.")
             assert scope.cancelled_caught
-        with anyio.fail_after(2):
+        with anyio.fail_after(60):
             async with subject.hanging.open(new_request(subject.hanging)):
                 pass
 
     async def test_cancel_from_outside_leaves_the_context(self, subject: Subject) -> None:
-        with anyio.fail_after(5), anyio.move_on_after(0.3) as scope:
+        with anyio.fail_after(60), anyio.move_on_after(0.3) as scope:
             async with subject.hanging.open(new_request(subject.hanging)) as conversation:
                 await conversation.send("Write a very long story.")
         assert scope.cancelled_caught

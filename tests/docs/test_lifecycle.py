@@ -88,7 +88,7 @@ async def test_the_service_of_the_page_outlasts_a_store_that_is_away(capsys: pyt
     async with quick_runs(ParallelRunner(echo, store=Away())) as service:
         run_id = await service.create(DAG([Task("hello", prompt="Hello.")]))
         looking = asyncio.create_task(page["look_after"](service))
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             assert [event.kind async for event in service.events(run_id)][-1] == "run_completed"
         looking.cancel()
     assert capsys.readouterr().out == "looking again in 30 s: it is away\n"

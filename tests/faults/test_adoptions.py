@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from plait.backends.process.process_table import HAS_PROC
@@ -28,10 +30,10 @@ def test_a_planted_bug_is_caught(bug: str) -> None:
     assert adoptions.is_caught(bug)
 
 
-@linux
-def test_a_violation_names_its_seed_and_how_to_repeat_it() -> None:
-    first, *_ = adoptions.play([0], "the wrong turn kept")
-    assert first.startswith("seed 0: ") and first.endswith("(python -m tests.faults.campaigns.adoptions 0)")
+def test_a_violation_names_its_seed_and_how_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adoptions.Case, "play", lambda _: ["the result of a\nis gone"])
+    repeat = "(python -m tests.faults.campaigns.adoptions 7)"
+    assert adoptions.tell(7, tmp_path) == [f"seed 7: the result of a is gone {repeat}"]
 
 
 def test_a_seed_is_always_the_same_case() -> None:

@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_no_agent_and_the_resume_goes_on(home: Home) -> None:
     run = _start(home, "run", "plan.yaml")
     _until(lambda: home.begun == 2 * TURNS)
     run.send_signal(signal.SIGINT)
-    run.communicate(timeout=30)
+    run.communicate(timeout=60)
     assert run.returncode == 6
     assert home.processes == []
     (home.path / "go").touch()

@@ -106,7 +106,7 @@ def test_who_is_told_to_leave_leaves_nothing_behind(tmp_path: Path, signum: sign
             assert running.poll() is None
             time.sleep(0.01)
         running.send_signal(signum)
-        assert running.wait(timeout=20) == 6
+        assert running.wait(timeout=60) == 6
     assert list(tmp_path.iterdir()) == []
 
 

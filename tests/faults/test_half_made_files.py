@@ -43,7 +43,7 @@ def names(path: Path) -> set[str]:
 @pytest.mark.parametrize("boundary", ["file.before_link", "schema.before_commit"])
 async def test_half_made_files_are_removed_when_nobody_makes_them_any_more(path: Path, boundary: str) -> None:
     child = in_child(OPEN, str(path), boundary)
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     assert child.returncode == -signal.SIGKILL
     left = names(path)
     assert left
@@ -98,7 +98,7 @@ def test_an_owner_that_is_stopped_within_a_transaction_is_told_and_keeps_nothing
             assert "database is locked; another process has been writing" in refused.err
             assert refused.err.endswith("try again\n")
             owner.send_signal(signal.SIGCONT)
-            assert owner.wait(30) == 0
+            assert owner.wait(60) == 0
         finally:
             owner.kill()
     assert plait_here(tmp_path, "resume", cut["run_id"]).code == 0

@@ -119,7 +119,7 @@ def in_child(folder: Path, position: str = "", side: str = "", places: int = 1) 
         return json.dumps({**result, "usage": None})
 
     child = Child(work)
-    line = child.line(time.monotonic() + 30)
+    line = child.line(time.monotonic() + 60)
     code = child.wait()
     if line is None:
         assert code == -signal.SIGKILL, f"the child ended by itself, with {code}"

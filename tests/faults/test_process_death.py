@@ -202,7 +202,7 @@ async def test_what_a_child_has_left_is_not_taken_for_it(lives: bool, tmp_path: 
         while not any(one.pid != child.manifest.pid for one in members([child.manifest.tag])):  # noqa: ASYNC110
             await anyio.sleep(0.005)
         if not lives:
-            await child.wait(30)
+            await child.wait(60)
         written = tmp_path / "0" / "child.json"
         written.write_text(json.dumps({**json.loads(written.read_text()), "pid": 0, "started": ""}))
         known = read_manifest(tmp_path / "0")

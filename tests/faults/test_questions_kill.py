@@ -42,7 +42,7 @@ async def test_a_conversation_goes_on_once_after_a_kill(
     tmp_path: Path, moment: str, action: ResumeAction, last: list[str]
 ) -> None:
     with start(tmp_path, moment) as owner:
-        assert owner.wait(30) == -signal.SIGKILL
+        assert owner.wait(60) == -signal.SIGKILL
     before = len(turns(tmp_path))
     async with SQLiteStore(tmp_path / "runs.db") as store:
         runner = ParallelRunner(Keeper(tmp_path), store=store)
@@ -84,7 +84,7 @@ async def test_a_live_run_in_another_process_is_answered(tmp_path: Path) -> None
             assert await runner.runs.answer(RUN, "a", "Rome") is True
             with pytest.raises(AnswerConflict):
                 await runner.runs.answer(RUN, "a", "Oslo")
-        assert owner.communicate(timeout=30)[0] == "completed\n"
+        assert owner.communicate(timeout=60)[0] == "completed\n"
     assert [turn["prompt"] for turn in turns(tmp_path)] == ["order", "Rome", "later"]
 
 

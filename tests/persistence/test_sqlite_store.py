@@ -127,5 +127,5 @@ async def main():
 
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "runs.db"], timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "runs.db"], timeout=60, check=False)
     assert done.returncode == 0

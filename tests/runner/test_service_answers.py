@@ -19,7 +19,7 @@ async def work(prompt: str) -> str:
 
 async def until(runs: Runs, run_id: str, kind: str, after: int = 0) -> int:
     """Follow the run to an event of `kind`; its number."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async for event in runs.events(run_id, after):
             if event.kind == kind:
                 return event.seq
@@ -86,7 +86,7 @@ async def test_a_service_leaves_a_run_that_another_process_continues(first: str)
 
 
 async def test_leaving_the_service_ends_the_wait(store: Store) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with quick_runs(ParallelRunner(work, store=store)) as runs:
             run_id = await waiting_run(runs)
     assert await ParallelRunner(store=store).runs.answer(run_id, "a", "Ada")

@@ -46,7 +46,7 @@ async def run_all(runner: ParallelRunner, dags: Sequence[DAG]) -> list[RunStatus
     async def run(number: int, dag: DAG) -> None:
         found[number] = (await runner.run(dag)).status
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             for number, dag in enumerate(dags):
                 group.start_soon(run, number, dag)

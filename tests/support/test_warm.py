@@ -51,7 +51,7 @@ def test_what_a_program_sees_is_the_same(tmp_path: Path, own_session: bool) -> N
     variables = {name: value for name, value in environment(MINE="ä").items() if name != "PYTHONUNBUFFERED"}
     options: dict[str, Any] = {"cwd": tmp_path, "env": variables, "start_new_session": own_session}
     with Warm(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options) as process:
-        warm = process.communicate("ü\n", timeout=30)[0]
+        warm = process.communicate("ü\n", timeout=60)[0]
     cold = subprocess.run(command, input="ü\n", capture_output=True, text=True, check=False, **options)
     assert cold.returncode == process.returncode == 7, cold.stderr
     assert json.loads(warm) == json.loads(cold.stdout)

@@ -218,7 +218,7 @@ async def test_an_agent_to_which_nobody_comes_back_ends(home: Home, words: tuple
     async with running(_start(home, folder, 0.1, *words), folder) as child:
         await until(lambda: home.noted("starts"))
         # As when its runner has died: nobody says anything, and nobody ends it.
-        await child.wait(12)
+        await child.wait(60)
         await until(lambda: not home.processes, 1)
 
 

@@ -49,7 +49,7 @@ async def test_the_agent_of_a_cancelled_run_ends_its_turn_long_before_the_grace_
     async with runner.start(DAG([Task("a", prompt=prompt, retry=Retry(attempts=5))])) as run:
         await until(lambda: home.begun == 2)
         run.cancel()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             result = await run.result()
     assert (result.status, result["a"].status) == (RunStatus.CANCELLED, TaskStatus.CANCELLED)
     usage = result["a"].usage
@@ -66,7 +66,7 @@ async def test_an_agent_that_does_not_heed_the_cancel_is_cut_at_the_end_of_the_g
     async with runner.start(DAG([Task("a", prompt="Work. [[deaf]] [[until /dev/null/never]]")])) as run:
         await until(lambda: home.begun == 1)
         run.cancel()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             result = await run.result()
     assert (result.status, result["a"].status) == (RunStatus.CANCELLED, TaskStatus.CANCELLED)
     assert home.processes == []

@@ -39,7 +39,7 @@ async def test_the_first_signal_after_the_cancel_of_the_run(
     async with runner.start(DAG([Task("a", prompt="Work.")])) as run:
         await until((home.path / "begun").exists)
         run.cancel()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             result = await run.result()
     assert result.status is RunStatus.CANCELLED
     assert (home.path / "signals").read_text() == signal

@@ -65,7 +65,7 @@ def given(server: Script | None) -> dict[str, str]:
 
 
 async def command(folder: Path, server: Script | None, *words: str) -> Done:
-    run = partial(warm.run, [*PLAIT, *words], cwd=folder, env=environment(**given(server)), timeout=30, loaded=LOADED)
+    run = partial(warm.run, [*PLAIT, *words], cwd=folder, env=environment(**given(server)), timeout=60, loaded=LOADED)
     done = await anyio.to_thread.run_sync(run)
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -113,13 +113,13 @@ async def test_a_plan_limits_the_answers_and_a_cut_answer_names_the_setting(fold
 async def test_a_killed_turn_goes_on_from_its_last_step(folder: Path) -> None:
     async with serve(calling(("price", {"item": "nails"})), silence) as server:
         process = Warm([*PLAIT, "run", "plan.yaml"], cwd=folder, env=environment(**given(server)), loaded=LOADED)
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while len(server.requests) < 2:  # noqa: ASYNC110 - it is another process's doing
                 await anyio.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         await anyio.to_thread.run_sync(process.wait)
         (pid,) = {int(line.split()[1]) for line in (folder / "log").read_text().splitlines()}
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while start_time(pid) is not None:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         server.answers = [saying("Three."), saying("Thirty.")]

@@ -63,7 +63,7 @@ async def test_a_local_model_is_served_on_its_host_and_ends_with_the_run(world: 
 def _left_on(state: Path) -> list[str]:
     """The commands of the processes with the state folder of a host, once those that end have ended."""
     found = [one for one in psutil.process_iter() if _environment(one).get("XDG_STATE_HOME") == str(state)]
-    _, alive = psutil.wait_procs(found, timeout=20.0)
+    _, alive = psutil.wait_procs(found, timeout=60.0)
     return [" ".join(one.cmdline()) for one in alive]
 
 

@@ -379,7 +379,7 @@ async def test_connecting_has_a_limit_of_its_own(dialect: Dialect, monkeypatch: 
             client = waiting.enter_context(socket.socket())
             client.setblocking(False)
             client.connect_ex(deaf.getsockname())
-        with anyio.fail_after(8):
+        with anyio.fail_after(60):
             error = await fail(make(dialect, f"http://127.0.0.1:{deaf.getsockname()[1]}", 600.0))
     assert error.kind is K.TIMEOUT
 
@@ -390,11 +390,9 @@ async def test_silence_is_a_timeout(dialect: Dialect) -> None:
 
 
 async def test_a_slow_drip_is_a_timeout_too(dialect: Dialect) -> None:
-    answer = events(dialect.parts(*("drip " for _ in range(100))), pause=0.05)
-    started = time.monotonic()
+    answer = events(dialect.parts(*("drip " for _ in range(10_000))), pause=0.05)  # for eight minutes
     error, _ = await failure(dialect, answer, request_timeout=0.4)
     assert error.kind is K.TIMEOUT
-    assert time.monotonic() - started < 3
 
 
 @pytest.fixture
@@ -414,7 +412,7 @@ async def test_cancel_frees_the_server(dialect: Dialect, streaming: Script) -> N
         group.start_soon(talk)
         await streaming.streaming.wait()
         group.cancel_scope.cancel()
-    with anyio.fail_after(1):
+    with anyio.fail_after(60):
         await streaming.gone.wait()
 
 

@@ -122,7 +122,7 @@ async def test_cancel_frees_the_only_slot(subject_of_module: Subject) -> None:
             group.start_soon(write)
             await writing.wait()
             group.cancel_scope.cancel()
-        with anyio.fail_after(4):
+        with anyio.fail_after(60):
             assert (await say(backend, "Good or bad?", ConversationRequest(output_schema=SCHEMA))).data
 
 
@@ -234,7 +234,7 @@ def test_the_server_dies_before_its_parent_and_with_a_killed_one() -> None:
         assert scores[1] == min(scores[0] + 300, 1000)
         parent.kill()
         parent.wait()
-        assert within(2, lambda: not is_alive(child))
+        assert within(60, lambda: not is_alive(child))
 
 
 @linux

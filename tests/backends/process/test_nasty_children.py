@@ -59,7 +59,7 @@ class Turn:
                     self._judge(error)
             took = anyio.current_time() - self._ends_at
             assert holds.is_gone(0), f"{self._name}, {self._end}: something is left {took:.2f} s after the end"
-            assert took < GRACE + soon()
+            assert took < soon()
         while task.cancelling():
             task.uncancel()
         self._look_behind()

@@ -15,7 +15,7 @@ from tests.support.plans import engine
 
 ROUNDS: dict[Scale, int] = {"quick": 1, "nightly": 20}
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
-_START, _GRACE = 20.0, 2.0  # seconds
+_START, _GRACE = 60.0, 2.0  # seconds
 
 
 def run(*, scale: Scale, seed: int = 0) -> Report:
@@ -60,7 +60,7 @@ def killed(folder: Path, by: signal.Signals, sabotage: engine.Sabotage | None = 
     finally:
         command.kill()
         command.wait()
-    if engine.within(_GRACE, lambda: not engine.is_alive(server)):
+    if engine.within(_START if sabotage is None else _GRACE, lambda: not engine.is_alive(server)):
         return wrong
     with suppress(ProcessLookupError):
         os.kill(server, signal.SIGKILL)

@@ -49,7 +49,7 @@ def until_it_waits(thread: threading.Thread) -> None:
 
     watcher = threading.Thread(target=asyncio.run, args=[look()])
     watcher.start()
-    watcher.join(20)
+    watcher.join(60)
 
 
 async def in_database(statement: str) -> str:
@@ -107,7 +107,7 @@ async def test_a_purge_waits_for_a_batch_that_says_its_texts(monkeypatch: pytest
 
 async def test_two_runs_that_store_the_same_texts_in_another_order_do_not_wait_for_each_other() -> None:
     async with new_store() as store, PostgresStore(worker_dsn()) as other:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             for number in range(4):
                 texts = tuple(f"{number} {text}" for text in LARGE)
                 await asyncio.gather(write(store, f"a{number}", texts), write(other, f"b{number}", texts[::-1]))

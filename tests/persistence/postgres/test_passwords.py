@@ -137,7 +137,7 @@ def test_no_output_row_or_argument_shows_the_password(locked: Locked, home: Path
         until((home / "begun").exists)
         arguments = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         (home / "go").touch()
-        out, said = process.communicate(timeout=30)
+        out, said = process.communicate(timeout=60)
     assert process.returncode == 0, said
     tables = [f"--table={table}" for table in ("runs", "tasks", "attempts", "events", "notes")]
     dump = subprocess.run(

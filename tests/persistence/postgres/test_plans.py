@@ -32,7 +32,7 @@ async def rows_read(dsn: str) -> dict[str, int]:
         WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
     read = "SELECT relname, seq_tup_read + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables"
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while await connection.fetchval(others):
                 await connection.execute("SELECT pg_sleep(0.01)")
         return {row[0]: row[1] for row in await connection.fetch(read)}

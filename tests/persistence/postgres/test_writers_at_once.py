@@ -118,7 +118,7 @@ async def test_a_run_that_is_claimed_beside_its_purge_stays(store: PostgresStore
         async with claimer.transaction():
             await claimer.execute("UPDATE runs SET owner_id = 'other', owner_host = 'host', status = 'running'")
             purge = asyncio.ensure_future(store.purge([RUN]))
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while not await watcher.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
                     await watcher.execute("SELECT pg_sleep(0.01)")
         with pytest.raises(Conflict, match="nothing was deleted"):

@@ -205,7 +205,7 @@ asyncio.run(main(*sys.argv[1:]))
 @pytest.mark.parametrize("how", ["raise", "exit", "interrupt", "forgotten"])
 def test_a_process_ends_when_an_error_escapes(path: Path, how: str) -> None:
     child = in_child(ESCAPES, str(path), how)
-    _, errors = child.communicate(timeout=20)
+    _, errors = child.communicate(timeout=60)
     assert child.returncode != 0
     assert "escaped" in errors
 

@@ -46,7 +46,7 @@ async def test_what_was_acknowledged_survives_a_kill(path: Path, acknowledged: i
     assert child.stdout is not None
     lines = [child.stdout.readline() for _ in range(acknowledged)]
     child.send_signal(signal.SIGKILL)
-    lines += child.communicate(timeout=30)[0].splitlines()
+    lines += child.communicate(timeout=60)[0].splitlines()
     last = {line.split()[0]: int(line.split()[1]) for line in lines if len(line.split()) == 2}
     async with SQLiteStore(path, mode="existing") as store:
         for run_id, seq in last.items():

@@ -35,7 +35,7 @@ def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     (tmp_path / "plan.yaml").write_text(PLAN % getattr(request, "param", "false"))
     world = World(tmp_path)
     with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 60
         while not world.turns:
             assert time.monotonic() < ends
             assert running.poll() is None

@@ -150,7 +150,7 @@ def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tm
             "        await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, (claim,)))\n"
             "asyncio.run(main())\n"
         )
-        warm.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), timeout=30).check_returncode()
+        warm.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), timeout=60).check_returncode()
         (tmp_path / "go").touch()
         owner.send_signal(signal.SIGCONT)
         said = owner.communicate()[1]

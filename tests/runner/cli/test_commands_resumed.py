@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "plan.yaml").write_text(PLAN)
     (tmp_path / "code").write_text("0")
     with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 60
         while not (tmp_path / "begun").exists() or not (tmp_path / "begun").read_text():
             assert time.monotonic() < ends and running.poll() is None
             time.sleep(0.01)
@@ -43,7 +43,7 @@ def test_a_command_that_outlived_its_runner_is_adopted_and_not_begun_again(folde
     assert foretold[0].startswith("adopt       build: ")
     (folder / "go").touch()
     if not at_work:
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 60
         while not [*folder.rglob("build/1/1/code")]:
             assert time.monotonic() < ends
             time.sleep(0.01)
@@ -98,7 +98,7 @@ def test_after_a_kill_during_a_check_neither_the_agent_nor_the_check_is_begun_ag
     home = make_home(tmp_path / "home", monkeypatch)
     (tmp_path / "plan.yaml").write_text(CHECKED)
     with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 60
         while not (tmp_path / "begun").exists():
             assert time.monotonic() < ends and running.poll() is None
             time.sleep(0.01)
@@ -117,7 +117,7 @@ def test_the_log_has_both_streams_while_the_command_runs(tmp_path: Path) -> None
     script = "echo out; echo err >&2; while [ ! -e go ]; do sleep 0.01; done"
     (tmp_path / "plan.yaml").write_text(f"tasks: [{{id: build, run: [sh, -c, {script!r}]}}]")
     with Warm([*PLAIT, "run", "plan.yaml", "-q"], cwd=tmp_path, env=environment()) as running:
-        ends, log = time.monotonic() + 30, ""
+        ends, log = time.monotonic() + 60, ""
         while not ("| out" in log and "| err" in log):
             assert time.monotonic() < ends and running.poll() is None
             log = plait_here(tmp_path, "log", "last").out

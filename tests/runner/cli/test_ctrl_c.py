@@ -19,7 +19,7 @@ from tests.support.processes.command import PLAIT, environment, plait
 
 pytestmark = pytest.mark.slow
 
-_LIMIT = 20.0  # seconds
+_LIMIT = 60.0  # seconds
 SEIZE = """
 import pathlib
 import anyio

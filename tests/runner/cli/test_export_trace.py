@@ -114,10 +114,10 @@ def test_a_run_is_followed_to_its_end(folder: Path) -> None:
         words = [*PLAIT, "export", "--otlp", "last", "--follow"]
         here = environment(OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)
         with Warm(words, cwd=folder, env=here, stderr=PIPE) as following:
-            assert collector.arrived.wait(30)
+            assert collector.arrived.wait(60)
             (folder / "go").touch()
             assert plait(folder, "resume", "-q").code == 0
-            assert following.wait(30) == 0
+            assert following.wait(60) == 0
         followed = list(collector.spans)
         assert sorted(sent(folder, collector), key=str) == sorted(followed, key=str)
 
@@ -135,7 +135,7 @@ def test_a_real_collector_takes_the_whole_trace_of_a_killed_run(folder: Path) ->
         with Warm(words, cwd=folder, env=here) as following:
             (folder / "go").touch()
             run_id = plait(folder, "resume", "--json").value["run_id"]
-            assert following.wait(30) == 0
+            assert following.wait(60) == 0
     spans = set(re.findall(r"^ +ID +: ([0-9a-f]{16})$", received.read_text(), re.MULTILINE))
     attempts = [("first", 1), ("held", 1), ("held", 2), ("last", 1)]
     tasks = ["first", "held", "last"]

@@ -119,7 +119,7 @@ async def test_a_killed_run_of_a_goal_is_resumed_from_the_store(tmp_path: Path, 
     async with serve(cast) as server:
         variables = environment(OPENAI_BASE_URL=f"{server.url}/v1", OPENAI_API_KEY="test")
         with Warm([*PLAIT, "run", "goal.yaml", "--set", "what=a"], cwd=tmp_path, env=variables) as process:
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 await cast.hanging.wait()
             process.kill()
         cast.hangs.clear()

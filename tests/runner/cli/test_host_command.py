@@ -23,6 +23,6 @@ def test_a_connection_that_ends_before_the_first_frame_ends_the_process(tmp_path
     given, written = os.pipe()
     os.close(written)
     with os.fdopen(given) as stdin:
-        done = warm.run([*PLAIT, "host"], cwd=tmp_path, env=environment(), stdin=stdin, timeout=30)
+        done = warm.run([*PLAIT, "host"], cwd=tmp_path, env=environment(), stdin=stdin, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["op"] == "refused"

@@ -94,7 +94,7 @@ def resume(folder: Path, server: Limited, run_id: str) -> RunResult:
         async with SQLiteStore(folder / ".plait" / "plait.db", mode="existing") as store:
             api = OpenAIBackend("m", base_url=f"{server.url}/v1")
             runner = ParallelRunner(backends={"api": api}, store=store, clock=Later(8 * DAY + 5))
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 return await runner.resume(run_id)
 
     return anyio.run(later)

@@ -32,7 +32,7 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path, closed: str) -> None:
     gone.close()
     with kept:
         said = kept.read()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert "Traceback" not in said
     assert "Broken" not in said
 
@@ -42,7 +42,7 @@ def test_a_run_goes_on_where_its_progress_cannot_be_written(tmp_path: Path, more
     make(tmp_path, CHAIN)
     with FULL.open("w") as full:
         process = Warm([*PLAIT, "run", "plan.yaml", *more], cwd=tmp_path, env=environment(), stdout=PIPE, stderr=full)
-        assert process.communicate(timeout=30) == ("re: two re: one\n", None)
+        assert process.communicate(timeout=60) == ("re: two re: one\n", None)
         assert process.wait() == 0
 
 
@@ -51,7 +51,7 @@ def test_a_result_that_cannot_be_written_is_said_and_stays_stored(tmp_path: Path
     make(tmp_path, CHAIN)
     with FULL.open("w") as full:
         process = Warm([*PLAIT, "run", "plan.yaml", *more], cwd=tmp_path, env=environment(), stdout=full, stderr=PIPE)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
     assert process.wait() == 3
     last = "plait: standard output cannot be written: No space left on device; send it to another place"
     assert said.splitlines()[-1] == last
@@ -64,7 +64,7 @@ def test_streams_that_were_closed_before_are_no_error(tmp_path: Path) -> None:
     make(tmp_path, CHAIN)
     words = " ".join([*PLAIT, "run", "plan.yaml", "--json"])
     done = subprocess.run(
-        ["sh", "-c", f"{words} >&- 2>&-"], cwd=tmp_path, env=environment(), capture_output=True, check=False, timeout=30
+        ["sh", "-c", f"{words} >&- 2>&-"], cwd=tmp_path, env=environment(), capture_output=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 

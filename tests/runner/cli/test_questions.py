@@ -174,7 +174,7 @@ def test_a_run_in_another_process_is_answered(tmp_path: Path) -> None:
         assert "continues the task" in answered.err
         refused(plait_here(tmp_path, "answer", "last", "where", "Oslo"), "has no open question")
         (tmp_path / "go").touch()
-        out, err = owner.communicate(timeout=30)
+        out, err = owner.communicate(timeout=60)
     assert (owner.returncode, "== where ==\nto Rome\n" in out) == (0, True)
     assert "where answered by person: Rome" in err
 

@@ -45,7 +45,7 @@ class Cast:
 
 async def plait(folder: Path, server: Script, *words: str) -> Done:
     variables = environment(OPENAI_BASE_URL=f"{server.url}/v1", OPENAI_API_KEY="test")
-    command = partial(warm.run, [*PLAIT, *words], cwd=folder, env=variables, timeout=30)
+    command = partial(warm.run, [*PLAIT, *words], cwd=folder, env=variables, timeout=60)
     done = await anyio.to_thread.run_sync(command)
     return Done(done.returncode, done.stdout, done.stderr)
 
@@ -121,7 +121,7 @@ async def test_killed_it_is_resumed_where_it_was(tmp_path: Path, call: str) -> N
     async with serve(cast) as server:
         variables = environment(OPENAI_BASE_URL=f"{server.url}/v1", OPENAI_API_KEY="test")
         with Warm([*PLAIT, *goal_plan(tmp_path)], cwd=tmp_path, env=variables) as process:
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 await cast.hanging.wait()
             process.kill()
         cast.hangs.clear()

@@ -173,7 +173,7 @@ def test_serve_keeps_its_token_in_the_folder_of_the_store(tmp_path: Path, dsn: s
     assert server.stdout is not None
     line = server.stdout.readline()
     server.send_signal(signal.SIGINT)
-    _, error = server.communicate(timeout=20)
+    _, error = server.communicate(timeout=60)
     assert line, error
     token = Path(json.loads(line)["token_file"])
     assert token.is_relative_to(tmp_path / "state" / "plait")

@@ -63,7 +63,7 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ class Streaming:
         for piece in EVIL:
             self.request.on_output(Output("text", piece))
         self.request.on_session(EVIL)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not Path("go").exists():
                 await anyio.sleep(0.01)
         return Reply(EVIL, session_id=EVIL)

@@ -41,7 +41,7 @@ def test_ctrl_c_ends_the_wait_and_the_loss_is_said(tmp_path: Path) -> None:
     with waiting(tmp_path, "run", "plan.yaml") as (process, line, _):
         assert "Ctrl-C ends the wait" in line
         process.send_signal(signal.SIGINT)
-        out, said = process.communicate(timeout=30)
+        out, said = process.communicate(timeout=60)
     assert (process.returncode, out) == (3, "hello\n")
     assert "changes not stored: the server is away" in said
 
@@ -55,6 +55,6 @@ def test_a_worker_that_is_stopped_stores_the_run_first(tmp_path: Path) -> None:
         assert any(line.startswith("stopping, and storing the state") for line in lines)
         assert [next(lines).strip() for _ in range(2)] == [FAILED, FAILED]
         (tmp_path / "away").unlink()
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
     assert (process.returncode, "not stored" in said) == (0, False), said
     assert plait_here(tmp_path, "show", "last", "--json").value["status"] == "completed"

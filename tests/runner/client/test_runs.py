@@ -56,7 +56,7 @@ def service(store: Store, backend: object = None) -> Runs:
 
 
 async def kinds(runs: Runs, run_id: str, after: int = 0) -> list[str]:
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         return [event.kind async for event in runs.events(run_id, after)]
 
 
@@ -333,7 +333,7 @@ async def test_one_run_that_ends_badly_leaves_the_others_alone() -> None:
         await backend.called.wait()
         store.faults = on_write(lambda _: Fault.BEFORE)
         backend.go.set()
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while await is_driven(store, first):
                 await anyio.lowlevel.checkpoint()
         store.faults = none
@@ -375,14 +375,14 @@ async def just_ended(store: LateStore, runner: ParallelRunner) -> AsyncGenerator
     async with quick_runs(runner) as runs:
         run_id = await runs.create(ASKING)
         await runs.start(run_id)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await store.left.wait()
         assert runs.driven == (run_id,)
         yield runs, run_id
 
 
 async def ended(runs: Runs, run_id: str) -> RunStatus:
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         async for _ in runs.events(run_id):
             pass
     return (await runs.get(run_id)).status

@@ -56,7 +56,7 @@ async def test_a_part_waits_for_its_partner_alone(kept: Store | None) -> None:
             judged.set()
         return f"<{prompt}>"
 
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         result = await ParallelRunner(answer, store=kept).run(DAG([SOURCE, DRAFT, REVIEW]))
     assert result.status is RunStatus.COMPLETED
 

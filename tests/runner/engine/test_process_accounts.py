@@ -100,7 +100,7 @@ class Watched:
         return self.count(events.TaskStarted) - self.count(events.TaskCompleted) - self.count(events.TaskRetried)
 
     async def completes(self) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             assert (await self.run.result()).status is RunStatus.COMPLETED
 
 
@@ -120,7 +120,7 @@ def runner(server: Script, concurrency: int, name: str = "api", **options: objec
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while not holds():  # noqa: ASYNC110 - waits for a request, or an event of a run
             await anyio.sleep(0.005)
 

@@ -52,7 +52,7 @@ class Scene:
     async def answered_with(self, *notes: Note) -> tuple[str, str]:
         """What the question came to, and by whom, where these were sent before its deadline passed."""
         answers: list[tuple[str, str]] = []
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with self.runner.start(WIDE) as run:
                 async for event in run.events():
                     if isinstance(event, new_events.TaskWaiting):

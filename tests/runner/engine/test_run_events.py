@@ -82,7 +82,7 @@ async def test_two_who_share_a_reader_share_its_events_and_its_end() -> None:
     async def read(reader: AsyncIterator[ev.Event]) -> None:
         seen.extend([event.kind async for event in reader])
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with ParallelRunner(held).start(TWO) as run, anyio.create_task_group() as group:
             reader = run.events()
             group.start_soon(read, reader)

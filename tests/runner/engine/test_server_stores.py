@@ -162,7 +162,7 @@ async def test_notes_are_read_again_after_a_gap(monkeypatch: pytest.MonkeyPatch)
             await anyio.sleep_forever()
         return prompt
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         result = await ParallelRunner(body, store=store, cancel_grace=0).run(CHAIN, "r")
     assert result.status is RunStatus.CANCELLED
 
@@ -247,7 +247,7 @@ async def test_a_stop_ends_the_wait_for_a_server(how: str) -> None:
             store.write = away
         return prompt
 
-    with anyio.fail_after(10), anyio.CancelScope() as caller:
+    with anyio.fail_after(60), anyio.CancelScope() as caller:
         async with ParallelRunner(body, store=store).start(CHAIN) as run:
             async for event in run.events():
                 if isinstance(event, StoreAwaited):

@@ -59,7 +59,7 @@ for _ in range(4):
 
 
 def test_of_workers_forked_with_their_runner_one_runs_a_run_and_the_others_are_refused(tmp_path: Path) -> None:
-    done = run([sys.executable, "-c", WORKERS], cwd=tmp_path, timeout=30)
+    done = run([sys.executable, "-c", WORKERS], cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     files = sorted(path.name.split()[0] for path in tmp_path.glob("* *"))
     assert files == ["a", "b", *["ids"] * 4, *["refused"] * 3]

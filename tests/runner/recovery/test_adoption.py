@@ -255,7 +255,7 @@ async def test_the_time_of_a_turn_counts_from_its_start(world: World, ended: boo
     if ended:
         world.allow("go")
         await world.until(lambda: not world.alive())
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         result, _ = await resumed(world, clock=Later())
     assert world.alive() == []
     if ended:

@@ -46,7 +46,7 @@ async def test_it_is_followed_where_it_went_on(home: Home, ended: bool) -> None:
     (home.path / "forgotten").touch()
     await until(lambda: _of(home, "Second."))
     async with SQLiteStore(home.path / "runs.db", mode="existing") as store:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while not (await store.list_tasks("r"))[2].session_confirmed:  # noqa: ASYNC110 - it is another process's
                 await anyio.sleep(0.01)
         parent.kill()
@@ -56,7 +56,7 @@ async def test_it_is_followed_where_it_went_on(home: Home, ended: bool) -> None:
         runner = ParallelRunner(home.acp(), store=store)
         expected = "has finished" if ended else "is still running"
         step = (await runner.runs.preview("r")).tasks["c"]
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while expected not in step.reason:
                 step = (await runner.runs.preview("r")).tasks["c"]
         assert step.action is ResumeAction.ADOPT

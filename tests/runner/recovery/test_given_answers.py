@@ -290,7 +290,7 @@ async def test_two_processes_answer_at_once_and_one_of_them_is_first(tmp_path: P
             assert racer.stdout is not None
             assert racer.stdout.readline() == "ready\n"
         said = dict(
-            zip(("red", "blue"), [racer.communicate("go\n", timeout=30)[0].strip() for racer in racers], strict=True)
+            zip(("red", "blue"), [racer.communicate("go\n", timeout=60)[0].strip() for racer in racers], strict=True)
         )
         assert sorted(said.values()) == ["True", "conflict"]
         (winner,) = [value for value, word in said.items() if word == "True"]

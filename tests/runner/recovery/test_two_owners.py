@@ -52,7 +52,7 @@ def test_the_command_says_with_its_exit_code_that_another_took_the_run(tmp_path:
         anyio.run(claim_last, tmp_path / "runs.db")
         (tmp_path / "go").touch()
         process.send_signal(signal.SIGCONT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()

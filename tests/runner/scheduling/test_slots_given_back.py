@@ -110,7 +110,7 @@ async def test_a_slot_comes_back_once(way: str, answered: bool) -> None:
         concurrency=SLOTS,
         on_question=None if not answered else _answer,
     )
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         result = await runner.run(dag_of(way, waits=answered or "ask" not in way))
     assert {result[f"fill{n}"].status for n in range(4 * SLOTS)} == {TaskStatus.COMPLETED}
     assert pairs.most == SLOTS
@@ -139,7 +139,7 @@ async def test_a_slot_of_two_runs_comes_back_once(way: str, limited: str) -> Non
         result = await runner.run(dag)
         found.extend(result[f"fill{n}"].status for n in range(4 * SLOTS))
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             for dag in runs:
                 group.start_soon(run, dag)

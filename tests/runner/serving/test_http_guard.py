@@ -128,7 +128,7 @@ def test_long_headers_are_refused(server: Served) -> None:
 def spoken(server: Served, data: bytes) -> bytes:
     """What the server answers to `data`, until it closes."""
     to = urlsplit(server.url)
-    with socket.create_connection((to.hostname, to.port), timeout=10) as connection:
+    with socket.create_connection((to.hostname, to.port), timeout=60) as connection:
         connection.sendall(data)
         answer = b""
         while more := connection.recv(65536):

@@ -121,7 +121,7 @@ def test_of_six_posts_of_one_key_at_once_one_makes_the_run(tmp_path: Path, on: s
             def send(wanted: dict[str, Any], together: Barrier = together) -> httpx.Response:
                 with server.client() as client:
                     client.get("/api/runs")  # connects
-                    together.wait(30)
+                    together.wait(60)
                     return post(client, "/api/runs", wanted)
 
             wanted = {"plan": PLAN, "inputs": {"who": "Ada"}, "key": f"order {number}"}
@@ -226,7 +226,7 @@ def test_a_run_of_the_command_is_followed_and_cancelled_from_the_server(tmp_path
             events(client, run["run_id"], until_="run_cancelling")
             (tmp_path / "go").touch()
             assert events(client, run["run_id"])[-1].event == "run_cancelled"
-            assert owner.wait(30) == 6
+            assert owner.wait(60) == 6
 
 
 @pytest.mark.parametrize("path", ["", "/events"])

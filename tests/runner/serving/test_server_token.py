@@ -102,7 +102,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
 def test_the_port_of_a_killed_server_gets_nothing_of_it(tmp_path: Path) -> None:
     with ui(tmp_path) as server:
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
     with running(Listener()) as listener:
         port = str(listener.server_port)
         server.token_file.rename(token_path(server.token_file.parent, listener.url))

@@ -78,7 +78,7 @@ def test_the_token_is_for_one_life_of_the_server(tmp_path: Path) -> None:
         token = sign_in(server, urlsplit(server.page).fragment).json()["token"]
         old = new_code(server)
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
     with ui(tmp_path, port=port) as again:
         assert (again.url, asked(again, token)) == (server.url, 401)
         assert "of another server, or of one that has ended" in reason(sign_in(again, old))

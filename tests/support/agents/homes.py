@@ -103,7 +103,7 @@ async def fails(backend: Backend, prompt: str, **request: Any) -> BackendError:
     return caught.value
 
 
-async def until(true: Callable[[], object], seconds: float = 30) -> None:
+async def until(true: Callable[[], object], seconds: float = 60) -> None:
     """Return as soon as something is so that other processes bring about."""
     with anyio.fail_after(seconds):
         while not true():  # noqa: ASYNC110 - it is another process's doing

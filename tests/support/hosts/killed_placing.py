@@ -21,7 +21,7 @@ from plait.runner.engine.attempt import Attempt, AttemptRunner
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import HostsWorld
 
-LIMIT = 30.0  # seconds
+LIMIT = 60.0  # seconds
 
 
 class WatchedStore(SQLiteStore):

@@ -33,7 +33,7 @@ from tests.support.hosts.world import HostFolder
 NAMES = ("m1", "m2", "m3")
 SLOTS = 4
 LEASE = 1.0
-LIMIT = 30.0  # seconds
+LIMIT = 60.0  # seconds
 
 
 def busy_hosts(records: tuple[EventRecord, ...]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-_LIMIT = 30.0  # seconds
+_LIMIT = 60.0  # seconds
 
 CHAIN = """
   - {id: a, prompt: one}

@@ -27,7 +27,7 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium: apt install chromium")
-LIMIT = 30.0
+LIMIT = 60.0
 _WITHOUT = (
     # The menus of the address bar are pages, each of which takes a second of a processor in a window that nobody sees.
     "WebUIOmniboxPopup", "WebUIOmniboxAimPopup",

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-LIFE = 60.0  # seconds
+LIFE = 300.0  # seconds
 _PR_SET_DUMPABLE = 4
 
 

@@ -22,7 +22,7 @@ NASTY = Path(__file__).with_name("nasty.py")
 ROOT = Path(__file__).parent.parent.parent.parent
 PYTHON = (sys.executable, "-I", "-S")
 
-LIFE = 60.0  # seconds; nothing lives longer, should it be left over
+LIFE = 300.0  # seconds; nothing lives longer, should it be left over
 Moment = Literal[
     "before the spawn", "in the spawn", "after the spawn",
     "at work", "ended", "stopping", "left", "one by one", "copied",
@@ -112,7 +112,7 @@ class Witnesses:
         return self._processes[-1].pid
 
     def _sleeper(self, environment: dict[str, str], *, session: bool = False) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["/bin/sleep", "60"], env=environment, start_new_session=session)
+        return subprocess.Popen(["/bin/sleep", str(LIFE)], env=environment, start_new_session=session)
 
     @property
     def are_alive(self) -> bool:
@@ -174,8 +174,8 @@ def _descriptors() -> int:
 
 
 def soon() -> float:
-    """Two seconds, for a machine that has more to do than it can as much longer."""
-    return 2.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """A minute, in which a machine that has more to do than it can comes to it, too. All that is left lives longer."""
+    return 60.0
 
 
 def within(seconds: float, happens: Callable[[], bool]) -> bool:

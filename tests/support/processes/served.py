@@ -32,7 +32,7 @@ async def work(prompt):
         return await ask("Which one?", schema={"type": "integer"}, default=0)
     return prompt.upper()
 """
-_LIMIT = 30.0
+_LIMIT = 60.0
 
 
 @dataclass
