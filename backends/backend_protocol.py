@@ -11,7 +11,7 @@ from typing import Literal, Protocol, cast, runtime_checkable
 
 from plait.dialogue import Answer, Message, Question
 from plait.json_form import JsonInput, JsonValue, value
-from plait.task import OWN_OPTIONS, ModelOptions
+from plait.task import OWN_OPTIONS, ModelOptions, Workspace
 from plait.usage import NO_USAGE, Usage
 
 
@@ -167,6 +167,10 @@ class ConversationRequest:
     """Settings of the task, limited to those that are `adjustable` (`Abilities`)."""
     placement: Placement | None = None
     """For a `PlacedBackend` within a run."""
+    workspace: Workspace | None = None
+    """Where the program of the task works, for a backend whose `adjustable` settings have `cwd` and `env`; None for
+    where the backend says.
+    """
     values: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     """The values of `Task.arguments` by name, for a backend with `parameters`."""
     attachments: tuple[Attachment, ...] = ()
@@ -241,7 +245,7 @@ class Abilities:
     """
 
     adjustable: Collection[str] = ()
-    """The settings that a task may have (`ConversationRequest.options`): names of fields of `ModelOptions`."""
+    """The settings that a task may have: names of fields of `ModelOptions`, and `cwd` and `env` (`Workspace`)."""
     needs_prompt: bool = True
     """Whether a blank prompt is refused."""
     takes_files: Literal["contents", "paths"] | None = None

@@ -34,7 +34,15 @@ from plait.backends.backend_protocol import (
 )
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.child_process import Child, Launch, ProgramBackend, adopted, child_environment, running
+from plait.backends.process.child_process import (
+    Child,
+    Launch,
+    ProgramBackend,
+    adopted,
+    child_environment,
+    own_variables,
+    running,
+)
 from plait.backends.threads import read_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
@@ -77,6 +85,7 @@ class CommandBackend(ProgramBackend):
     """
 
     needs_prompt: ClassVar[bool] = False
+    adjustable: ClassVar[frozenset[str]] = frozenset({"cwd", "env"})
 
     def __post_init__(self) -> None:
         if self.checks is not None and self.checks < 1:
@@ -95,8 +104,9 @@ class CommandBackend(ProgramBackend):
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation in which each turn runs one command."""
+        backend = self.working_in(request.workspace)
         with self.files_of(request) as (files, guarded):
-            yield _CommandConversation(self, request, files.turn / "1", guarded=guarded)
+            yield _CommandConversation(backend, request, files.turn / "1", guarded=guarded)
 
     def inspect(self, files: Files) -> DetachedTurn | None:
         """Implement `DetachedBackend.inspect`."""
@@ -115,12 +125,16 @@ class CommandBackend(ProgramBackend):
         folder = self.folder
         return {name: _digest(folder / name) for name in sorted(names) if name.strip("./") and (folder / name).exists()}
 
-    def launch(self, words: Sequence[str], stdin: str, folder: Path, *, guarded: bool) -> Launch:
+    def launch(
+        self, words: Sequence[str], stdin: str, folder: Path, request: ConversationRequest, *, guarded: bool
+    ) -> Launch:
         """Return the start of a command with its files in `folder`. Raises BackendUnavailable if there is no such
         program.
         """
         cwd = self.folder
-        environment = child_environment(self.pass_env)
+        if not cwd.is_dir():
+            raise BackendUnavailable(f"there is no folder {one_line(str(cwd), 200)} to work in; name another with cwd")
+        environment = {**child_environment(self.pass_env), **own_variables(request)}
         program = os.path.join(cwd, words[0]) if os.sep in words[0] else words[0]  # noqa: PTH118 - keeps `..`
         path = shutil.which(program, path=environment.get("PATH"))
         if path is None:
@@ -152,7 +166,7 @@ class _CommandConversation:
             async with AsyncExitStack() as stack:
                 child = await stack.enter_async_context(adopted(folder)) if self._request.attaches else None
                 if child is None:
-                    launch = self._backend.launch(words, stdin, folder, guarded=self._guarded)
+                    launch = self._backend.launch(words, stdin, folder, self._request, guarded=self._guarded)
                     child = await stack.enter_async_context(running(launch, folder))
                 await _follow_output(child, self._request.on_output)
         except BaseException:

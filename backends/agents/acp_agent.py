@@ -58,7 +58,7 @@ class AcpBackend(AgentBackend):
     """
 
     kind: ClassVar[str] = ACP
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "cwd", "env"})
     chooses_session: ClassVar[bool] = False
 
     command: Sequence[str] = ()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -50,7 +50,15 @@ from plait.backends.backend_protocol import (
 )
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.process.child_manifest import read_manifest
-from plait.backends.process.child_process import Child, Launch, ProgramBackend, adopted, child_environment, running
+from plait.backends.process.child_process import (
+    Child,
+    Launch,
+    ProgramBackend,
+    adopted,
+    child_environment,
+    own_variables,
+    running,
+)
 from plait.backends.process.private_files import private_folder
 from plait.backends.running_turn import cancel_requested, end_of_turn, when_cancelled
 from plait.backends.threads import read_answer
@@ -58,6 +66,7 @@ from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.safe_text import clean_text, one_line
+from plait.task import MODEL_SETTINGS
 from plait.usage import NO_USAGE, Usage
 
 _PATIENCE = 30.0
@@ -92,7 +101,7 @@ class AgentBackend(ProgramBackend, ABC):
     now: Callable[[], float] = time.time
     """Clock that returns the Unix time."""
 
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "cwd", "env"})
     """The settings that a task may have in place of the backend's: see `Abilities`."""
     takes_files: ClassVar[Literal["paths"]] = "paths"
     """The prompt names the paths of a task's files: see `Abilities`."""
@@ -121,10 +130,12 @@ class AgentBackend(ProgramBackend, ABC):
 
         Raises BackendUnavailable if the agent is missing, except for an adopted turn, which needs only its files.
         """
-        if not request.attaches:
-            self.check()
-        options = {name: option for name in self.adjustable if (option := getattr(request.options, name)) is not None}
+        names = [name for name in MODEL_SETTINGS if name in self.adjustable]
+        options = {name: option for name in names if (option := getattr(request.options, name)) is not None}
         backend = replace(self, **options) if options else self
+        backend = backend.working_in(request.workspace)
+        if not request.attaches:
+            backend.check()
         with self.files_of(request) as (files, guarded):
             yield backend.conversation(request, files, guarded=guarded)
 
@@ -463,7 +474,7 @@ class AgentConversation:
         trace = {} if request.traceparent is None else {"TRACEPARENT": request.traceparent}
         return Launch(
             self._words(call),
-            {**backend.inherited(), **trace, **backend.environment(call)},
+            {**backend.inherited(), **own_variables(request), **trace, **backend.environment(call)},
             backend.folder,
             text.encode(),
             keeps,

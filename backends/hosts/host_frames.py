@@ -25,7 +25,7 @@ from plait.dialogue import Answer, Message, Question
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import as_json, from_json
 from plait.safe_text import one_line
-from plait.task import ModelOptions
+from plait.task import ModelOptions, Workspace
 from plait.usage import Usage
 
 Frame: TypeAlias = dict[str, Any]
@@ -71,6 +71,8 @@ def read_request(parts: Mapping[str, Any]) -> dict[str, Any]:
     arguments["history"] = _read_messages(parts.get("history", ()))
     if "options" in parts:
         arguments["options"] = ModelOptions(**parts["options"])
+    if "workspace" in parts:
+        arguments["workspace"] = Workspace(**parts["workspace"])
     if "answer" in parts:
         arguments["answer"] = Answer(**parts["answer"])
     return arguments

@@ -25,7 +25,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import anyio
 import anyio.lowlevel
@@ -57,6 +57,7 @@ from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import value
 from plait.safe_text import one_line
+from plait.task import Workspace
 
 GRACE = 3.0
 """Seconds between SIGTERM and SIGKILL, for agents to end their tools."""
@@ -128,6 +129,25 @@ class ProgramBackend(Placeable):
                 f"the working directory of this process has been removed; name another folder for {self.kind} as cwd"
             ) from None
 
+    def working_in(self, place: Workspace | None) -> Self:
+        """Return this backend in the folder of a task. Raises BackendError (invalid_request) if a value in its path
+        leads out of the folder that is written out before.
+        """
+        if place is None or (place.cwd == "." and place.below is None):
+            return self
+        root = self.folder / Path(place.cwd).expanduser()
+        if place.below is None:
+            return replace(self, cwd=root)
+        try:
+            real = os.path.realpath(root)
+            folder = Path(os.path.realpath(os.path.join(real, place.below)))  # noqa: PTH118 - an absolute part wins
+        except ValueError as error:
+            raise BackendError(ErrorKind.INVALID_REQUEST, f"the cwd has an {error}") from None
+        if not folder.is_relative_to(real):
+            message = f"the cwd {one_line(place.below, 200)!r} leads out of {real}; only a cwd that is written out may"
+            raise BackendError(ErrorKind.INVALID_REQUEST, message)
+        return replace(self, cwd=folder)
+
     @contextmanager
     def files_of(self, request: ConversationRequest) -> Generator[tuple[Files, bool]]:
         """Yield the folders of a turn, temporary ones if the request has none, and whether the programs of the turn end
@@ -147,6 +167,11 @@ def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
     """
     names = {*_ENVIRONMENT, *passes}
     return {name: text for name, text in os.environ.items() if name in names or name.startswith(("LC_", PREFIX))}
+
+
+def own_variables(request: ConversationRequest) -> Mapping[str, str]:
+    """Return the variables of the task alone for its program."""
+    return {} if request.workspace is None else request.workspace.env
 
 
 @asynccontextmanager

@@ -138,6 +138,7 @@ class ProgramSpec(Spec):
 class CommandSpec(ProgramSpec):
     """The commands of tasks (`run`). A plan needs no such entry, unless commands differ from the usual ones."""
 
+    adjustable: ClassVar[frozenset[str]] = CommandBackend.adjustable
     harmless: ClassVar[frozenset[str]] = ProgramSpec.harmless | {"checks"}
     kind: Literal["command"]
     checks: int | None = Field(
@@ -165,7 +166,7 @@ else:
 class AgentSpec(ProgramSpec):
     """Common settings of all coding agents."""
 
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "cwd", "env"})
     takes_files: ClassVar[Literal["contents", "paths"] | None] = "paths"
     harmless: ClassVar[frozenset[str]] = ProgramSpec.harmless | {
         *("model", "system", "turn_timeout", "idle_timeout", "on_lost_session")
@@ -251,7 +252,7 @@ class AcpSpec(AgentSpec):
     """An agent that speaks the Agent Client Protocol, such as Gemini CLI, goose, opencode or Qwen Code."""
 
     kind: Literal["acp"]
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "cwd", "env"})
     agent: AcpAgent | None = Field(default=None, description="A known agent, started by its usual command.")
     command: list[str] | None = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, min_length=1, description="Command to start another agent, such as [goose, acp]."

@@ -367,6 +367,8 @@ def _print_task(task: TaskDetail) -> None:
     _print_field("when", spec.get("when"))
     _print_field("settings", ", ".join(f"{name} {spec[name]}" for name in _SETTINGS if name in spec))
     _print_field("system", spec.get("system"))
+    _print_field("cwd", spec.get("cwd"))
+    _print_field("env", ", ".join(f"{name}={text}" for name, text in spec.get("env", {}).items()))
     _print_field("files", ", ".join(path for path, _digest in spec.get("files", ())))
     _print_field("added by", task.added_by)
     _print_field("session", task.session_id)

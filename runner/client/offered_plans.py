@@ -43,6 +43,8 @@ _SERVER_KEYS = {
 _TASK_KEYS = {
     "model": "the models of the server are set at its start; leave `model` out, or name another backend",
     "files": "a posted plan reads no files; put the texts into the prompt",
+    "cwd": "the folders of the server are set at its start; leave `cwd` out, or name another backend",
+    "env": "the environment of the server's programs is set at its start; leave `env` out",
     "plan": "a posted plan reads no files; write the tasks into the plan itself",
 }
 _SPECIAL = {

@@ -73,7 +73,7 @@ from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, decode_task, has_ended, placed_attempts, stored_run
 from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
-from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed
+from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_within
 
 Note: TypeAlias = Callable[[str], None]
 """Takes a message for a person."""
@@ -269,24 +269,36 @@ class StoredBackends:
 
     def require_commands(self, tasks: Iterable[Task]) -> None:
         """Raise InvalidRequest if one of the `tasks` runs a command that neither stands in the plan file, word for
-        word, nor is allowed by the backend in a file.
+        word, nor is allowed by the backend in a file; or if a folder or an environment does not stand there.
         """
         runs: list[tuple[Task, str, Sequence[str]]] = []
+        places: list[tuple[Task, str]] = []
         for task in tasks:
+            own = {"cwd": task.cwd, "env": dict(task.env)} if task.cwd or task.env else {}
+            inner = () if task.call is None else task.call.tasks
+            places += [(task, place) for part in (own, *inner) for place in _places_of(part)]
             runs += [(task, task.backend or "", task.run)] if task.run else []
             runs += [(task, COMMAND_BACKEND, task.check.run)] if task.check and task.check.run else []
             for called in () if task.call is None else task.call.tasks:
                 backend = called.get("backend") or COMMAND_BACKEND
                 commands = commands_of(called).items()
                 runs += [(task, backend if key == "run" else COMMAND_BACKEND, words) for key, words in commands]
-        if not runs:
+        if not (runs or places):
             return
         written: set[tuple[str, ...]] = set()
+        written_places: set[str] = set()
         if self.plan is not None and self.plan.exists():
             for data in called_plan_data(self.plan).values():
                 parts: object = data.get("tasks")
                 for part in cast("list[object]", parts) if isinstance(parts, list) else []:
                     written |= set(map(tuple, commands_of(part).values()))
+                    written_places.update(_places_of(part))
+        for task, place in places:
+            if place not in written_places:
+                raise InvalidRequest(
+                    f"cwd and env of task {task.id!r} of run {self.run_id} are taken from a plan file, not from the "
+                    f"store alone, and {self.plan or 'no plan file'} has them: {place[:200]}; put them back"
+                )
         for task, backend, run in runs:
             spec = self._trusted_spec(backend)
             allows = spec.allows if isinstance(spec, CommandSpec) else ()
@@ -541,6 +553,16 @@ class TrustedBackends:
             except (InvalidRequest, BackendUnavailable) as error:
                 self._note(f"plait: cannot check whether agents of the run still work: {error}")
         return self._without
+
+
+def _places_of(part: object) -> Iterator[str]:
+    """Yield the folder and the environment of a task as written, and those of the tasks within it, as JSON."""
+    if isinstance(part, dict):
+        task = cast("dict[str, object]", part)
+        if task.get("cwd") or task.get("env"):
+            yield json.dumps([task.get("cwd"), task.get("env") or {}], sort_keys=True)
+        for _, inner in tasks_within(task):
+            yield from _places_of(inner)
 
 
 def why_untrusted(path: Path, folders: Collection[Path]) -> str | None:

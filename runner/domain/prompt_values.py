@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TypeAlias, cast
 
 from plait.errors import nearest
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, as_json
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.prompts.prompt_names import NoResult, PromptNames, structured
@@ -24,12 +24,12 @@ from plait.runner.prompts.prompt_template import (
     render,
 )
 from plait.statuses import TaskStatus
-from plait.task import PREVIOUS, Task, command_text
+from plait.task import PREVIOUS, Task, Workspace, command_text
 
 
 def names_of(task: Task) -> PromptNames:
     """Return the names used in the texts of `task`, without the condition, and its arguments. Raises PromptError."""
-    if not task.run and task.check is None and task.call is None and not task.arguments:
+    if not task.run and task.check is None and task.call is None and not (task.arguments or task.cwd or task.env):
         return names_used(task.prompt)
     return joined([*(names_used(text) for text in task.texts), PromptNames(frozenset(task.arguments))])
 
@@ -66,6 +66,26 @@ def check_words(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> list
     return [render(word, values) for word in task.check.run]
 
 
+def workspace(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> Workspace | None:
+    """Return where the program of `task` works: by default where that of the task does which it continues; None for
+    where its backend does. `results` as in `rendered`. Raises PromptError.
+    """
+    named_by = task
+    while named_by.cwd is None and named_by.continues is not None:
+        named_by = dag[named_by.continues]
+    if (path := named_by.cwd) is None and not task.env:
+        return None
+    values = prompt_values(task, dag, results)
+    place = Workspace(env={name: render(text, values) for name, text in task.env.items()})
+    if path is None:
+        return place
+    if "{" not in path:
+        return replace(place, cwd=path)
+    written, slash, rest = path.partition("{")[0].rpartition("/")
+    below = render(rest + path[len(written + slash + rest) :], prompt_values(named_by, dag, results))
+    return replace(place, cwd=written or slash or ".", below=below)
+
+
 def passes(task: Task, dag: DAG, results: Mapping[int, TaskResult], answer: JsonInput) -> bool:
     """Return whether the condition in the check of `task` is true of `answer`. `results` as in `rendered`. Raises
     PromptError.
@@ -91,10 +111,12 @@ def _check_values(task: Task, dag: DAG, results: Mapping[int, TaskResult], answe
 
 
 def check_key(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> list[JsonInput]:
-    """Return what determines the check of `task`; nothing without a check. `results` as in `rendered`. Raises
-    PromptError.
+    """Return what determines the check and the folder of `task`; nothing without them. `results` as in `rendered`.
+    Raises PromptError.
     """
-    check = task.check
+    place, check = workspace(task, dag, results), task.check
+    if place is not None:
+        return [as_json(place), *check_key(replace(task, cwd=None, env={}, continues=None), dag, results)]
     if check is None:
         return []
     values = _check_values(task, dag, results, None) if check.passes or check.judge else {}

@@ -21,6 +21,7 @@ MOST_HINTS = 20
 """The number of unknown names per graph for which the closest known name is searched."""
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _OPTION = re.compile(r"--[A-Za-z][\w-]*=")
+_VARIABLE = re.compile(r"(?!PLAIT_)[A-Za-z_]\w*", re.ASCII)
 _LONGEST_ID_WITH_PARTS = 58
 """The maximum length of the id of a `for_each` task. Parts append a dot and a number."""
 
@@ -88,6 +89,8 @@ NOUNS = {
     "prompt": "prompt",
     "when": "condition",
     "run": "command",
+    "cwd": "cwd",
+    "env": "environment",
     "check": "check",
     "with": "value",
     "backend": "function",
@@ -104,7 +107,7 @@ class _Text:
     task: Task
     position: int
     """The position of the task among the new tasks."""
-    field: Literal["prompt", "when", "run", "check", "with", "backend"]
+    field: Literal["prompt", "when", "run", "cwd", "env", "check", "with", "backend"]
 
     @property
     def noun(self) -> str:
@@ -227,6 +230,9 @@ class Checks:
             yield "files", f"a task may have {MAX_FILES} files, this one has {len(task.files)}; leave some out"
         if task.run:
             yield from (("run", message) for message in _command_problems(task))
+        for name, text in task.env.items():
+            if not _VARIABLE.fullmatch(name) or not _is_text(text):
+                yield "env", f'env must have texts by the names of variables, such as CI: "1", not {name!r}: {text!r}'
         if task.codes != SUCCESS and not task.run:
             yield "codes", "only a command has exit codes; leave `codes` out"
         if task.call is not None and (reason := why_no_json([task.call.plan, task.call.values])):
@@ -315,6 +321,10 @@ class Checks:
                 yield from self._text_problems(_Text(task, position, "prompt"), *parse_names(task.prompt))
             for word in filter(_is_text, task.run):
                 yield from self._text_problems(_Text(task, position, "run"), *parse_names(word))
+            if task.cwd is not None and _is_text(task.cwd):
+                yield from self._text_problems(_Text(task, position, "cwd"), *parse_names(task.cwd))
+            for text in filter(_is_text, task.env.values()):
+                yield from self._text_problems(_Text(task, position, "env"), *parse_names(text))
             for _, names, mistakes in () if task.check is None else check_texts(task.check):
                 yield from self._text_problems(_Text(task, position, "check"), names, mistakes)
             for text in filter(_is_text, () if task.call is None else task.call.texts):
@@ -525,6 +535,7 @@ _RULES: Sequence[tuple[str, Callable[[Any], bool], str]] = (
     ("prompt", _is_text, "text without lone surrogates"),
     ("when", lambda value: value is None or _is_text(value), "a condition in text"),
     ("model", lambda value: value is None or _is_word(value), "a text"),
+    ("cwd", lambda value: value is None or _is_word(value), "the path of a folder"),
     ("system", lambda value: value is None or _is_word(value), "a text"),
     ("temperature", lambda value: value is None or (_is_number(value) and value >= 0), "a number from 0 up"),
     ("timeout", lambda value: value is None or (_is_number(value) and value > 0), "more than 0 seconds"),

@@ -72,6 +72,8 @@ def _samples(task: Task) -> list[Task]:
         check=None,
         cache=False,
         files=(),
+        cwd=None,
+        env={},
         arguments=(),
         join="all",
         race=False,

@@ -20,6 +20,7 @@ from anyio.to_thread import run_sync
 from plait.backends.backend_protocol import Backend, ConversationRequest, Files, PlacedBackend, Reply
 from plait.backends.command_backend import CommandBackend
 from plait.backends.output_schema import Mismatch, Schema
+from plait.backends.process.child_process import ProgramBackend
 from plait.backends.process.private_files import private_file, private_folder
 from plait.backends.threads import read_answer
 from plait.dialogue import Message
@@ -31,7 +32,7 @@ from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.retries import deserves_retry, retry_delay
 from plait.runner.state.run_state import MOST_THROTTLINGS, THROTTLING, RunState
 from plait.safe_text import clean_text
-from plait.task import COMMAND_BACKEND, Check, Task, command_text
+from plait.task import COMMAND_BACKEND, Check, Task, Workspace, command_text
 from plait.usage import NO_USAGE
 
 _MOST_TOLD = 1_500
@@ -62,16 +63,21 @@ class AnswerCheck:
         self._command = command
 
     @classmethod
-    async def begin(cls, run: LiveRun, task: Task, judge: str, files: Files | None, *, adopts: bool) -> AnswerCheck:
-        """Return the check, before the turn begins. `judge` is the backend of the task. Raises PromptError, and
-        BackendError of kind unavailable without a backend for commands, or for the judge, on this machine.
+    async def begin(
+        cls, run: LiveRun, task: Task, judge: str, files: Files | None, place: Workspace | None, *, adopts: bool
+    ) -> AnswerCheck:
+        """Return the check, before the turn begins. `judge` is the backend of the task, `place` where the task works.
+        Raises PromptError, and BackendError of kind unavailable without a backend for commands, or for the judge, on
+        this machine.
         """
         assert task.check is not None
-        judge, command = task.check.backend or judge, None
+        own, judge, command = run.options.backends[judge], task.check.backend or judge, None
         if task.check.run:
             words = list(map(clean_text, run.state.check_words(task)))
             backend = run.options.backends.get(COMMAND_BACKEND)
-            command = await CommandCheck.begin(backend, words, files, adopts=adopts)
+            if place is not None and isinstance(own, ProgramBackend):
+                place = Workspace(str(own.working_in(place).folder), env=place.env)
+            command = await CommandCheck.begin(backend, words, files, place, adopts=adopts)
         if task.check.judge is not None and isinstance(run.options.backends[judge], PlacedBackend):
             message = f"a judge runs on this machine, and the backend {judge!r} runs on hosts; name another one"
             raise BackendError(ErrorKind.UNAVAILABLE, message)
@@ -179,7 +185,8 @@ async def play_again(state: RunState, backend: CommandBackend) -> list[PlayedChe
         words, result = commands[task.id], state.results[state.dag.position(task.id)]
         async with backend.check_slot():
             request = ConversationRequest(timeout=task.timeout)
-            evidence, error = await CommandCheck(backend, words, None, {}).run(request, result.text)
+            check = CommandCheck(backend, words, None, {}, state.workspace(task))
+            evidence, error = await check.run(request, result.text)
         head, _, output = evidence[0].content.partition("\n\n") if evidence else ("", "", "")
         end = head.split("\n")[1] if evidence else "" if error is None else error.message
         played[task.id] = PlayedCheck(task.id, shlex.join(words), error is None, end, output)
@@ -218,10 +225,18 @@ class CommandCheck:
     """The files of the attempt; None if the store keeps none."""
     before: Mapping[str, str]
     """The digests of the files that the command names, before the turn."""
+    place: Workspace | None
+    """Where the command works; None for where its backend does."""
 
     @classmethod
     async def begin(
-        cls, backend: Backend | None, words: Sequence[str], files: Files | None, *, adopts: bool
+        cls,
+        backend: Backend | None,
+        words: Sequence[str],
+        files: Files | None,
+        place: Workspace | None,
+        *,
+        adopts: bool,
     ) -> CommandCheck:
         """Return the check, before the turn begins. Raises BackendError of kind unavailable without a backend for
         commands on this machine.
@@ -234,11 +249,11 @@ class CommandCheck:
             with suppress(OSError, ValueError):
                 before = json.loads((files.turn / _BEFORE).read_bytes())
         if before is None:
-            before = await run_sync(backend.digests, words)
+            before = await run_sync(backend.working_in(place).digests, words)
             if files is not None:
                 with suppress(OSError):
                     private_file(private_folder(files.turn) / _BEFORE, json.dumps(before))
-        return cls(backend, words, files, before)
+        return cls(backend, words, files, before, place)
 
     async def run(self, request: ConversationRequest, answer: str) -> tuple[tuple[Message, ...], BackendError | None]:
         """Run the command on `answer`. Return the message with the evidence, and the error if the check failed; without
@@ -252,6 +267,7 @@ class CommandCheck:
             on_output=request.on_output,
             timeout=request.timeout,
             traceparent=request.traceparent,
+            workspace=self.place,
         )
         outcome = await call_backend(self.backend, check, command_text(self.words, answer))
         error = outcome.error
@@ -259,7 +275,7 @@ class CommandCheck:
             return (), error
         end = "exit code 0" if error is None else error.message.partition(": ")[0]
         output = _output_of(outcome)
-        now = await run_sync(self.backend.digests, self.words)
+        now = await run_sync(self.backend.working_in(self.place).digests, self.words)
         named, changed = "", list[str]()
         for name in sorted(self.before.keys() | now.keys()):
             was, digest = (digests.get(name, "missing") for digests in (self.before, now))

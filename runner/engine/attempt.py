@@ -286,9 +286,9 @@ class AttemptRunner:
                 if attempt.task.continues is None
                 else await self._history(attempt.task, attempt.task.continues)
             )
+            request = self._request(attempt, history)
         except Exception as error:
             return CallOutcome(None, None, classified(error))
-        request = self._request(attempt, history)
         backend = self._backends[self._task_backends[attempt.position]]
         answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
         if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
@@ -297,7 +297,8 @@ class AttemptRunner:
         if attempt.task.check is not None:
             try:
                 judge, adopts = self._task_backends[attempt.position], attempt.adopted is not None
-                check = await AnswerCheck.begin(self._run, attempt.task, judge, self._files(attempt), adopts=adopts)
+                files, place = self._files(attempt), request.workspace
+                check = await AnswerCheck.begin(self._run, attempt.task, judge, files, place, adopts=adopts)
             except (BackendError, PromptError) as error:
                 return CallOutcome(None, None, classified(error))
         attempt.called = True
@@ -419,6 +420,7 @@ class AttemptRunner:
             else traceparent(self._run_id, task.id, attempt.number),
             options=task.options,
             placement=placement,
+            workspace=self._state.workspace(task) if task.cwd or task.env or task.continues else None,
             values=self._state.argument_values(task) if task.arguments else _NO_VALUES,
             attachments=attempt.contents.attachments if self._abilities[name].takes_files == "contents" else (),
         )

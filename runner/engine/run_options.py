@@ -43,9 +43,9 @@ from plait.safe_text import SCHEMES
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import (
     COMMAND_BACKEND,
-    MODEL_SETTINGS,
     NO_PROMPT,
     OWN_OPTIONS,
+    SETTINGS,
     TEXT,
     GrowthLimits,
     Task,
@@ -366,10 +366,10 @@ def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> It
     """Yield a problem for each setting and file of `task` that `backend`, called `name`, does not take, and for a
     blank prompt that it needs.
     """
-    if task.options is not OWN_OPTIONS:
+    if task.options is not OWN_OPTIONS or task.cwd is not None or task.env:
         known = Abilities.of(backend).adjustable
-        for setting in MODEL_SETTINGS:
-            if getattr(task, setting) is not None and setting not in known:
+        for setting in SETTINGS:
+            if getattr(task, setting) not in (None, {}) and setting not in known:
                 yield Problem(no_such_setting(name, setting, known), task.id, setting, None, position)
     if task.call is not None:
         return

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from pydantic import ValidationError
 
+from plait.backends.command_backend import CommandBackend
 from plait.backends.specs.backend_specs import CommandSpec, FunctionSpec, LocalSpec, ProgramSpec, only_backend
-from plait.errors import PlanError, PlanProblem, nearest
+from plait.errors import BackendError, PlanError, PlanProblem, PromptError, nearest
 from plait.json_form import JsonValue
-from plait.runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG, group_of
+from plait.runner.domain.prompt_values import workspace
 from plait.runner.plan.plan_inputs import SuppliedValues, input_values, no_input
 from plait.runner.plan.plan_mistakes import describe, explain, in_folder
 from plait.runner.plan.plan_models import (
@@ -47,7 +49,7 @@ from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.prompts.prompt_template import condition_names, names_in
 from plait.task import (
     COMMAND_BACKEND,
-    MODEL_SETTINGS,
+    SETTINGS,
     TASKS_SCHEMA,
     TEXT,
     GrowthLimits,
@@ -196,6 +198,8 @@ def _build(
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
     functions = {} if names_default else _parameters(part.backends, path if path.is_dir() else path.parent)
     dag, policy = _work(part, values, name, supplied.folder, source, limit=limit, functions=functions)
+    if with_functions and dag is not None:
+        _look_up_folders(part, dag, folder, source)
     if source.problems or dag is None:
         raise PlanError(source.problems)
     default = part.defaults.backend
@@ -327,8 +331,8 @@ def _check_settings(part: PlanPart, source: Source) -> None:
         if problem := command_mismatch(name, task.run, is_command=isinstance(part.backends[name], CommandSpec)):
             source.complain(("tasks", index, "run" if task.run else "backend"), problem)
         adjustable = part.backends[name].adjustable
-        for setting in MODEL_SETTINGS:
-            if getattr(task, setting) is not None and setting not in adjustable:
+        for setting in SETTINGS:
+            if getattr(task, setting) not in (None, {}) and setting not in adjustable:
                 message = no_such_setting(name, setting, adjustable)
                 source.complain(("tasks", index, setting), message)
         for position, pattern in enumerate(task.files if part.backends[name].file_form is None else ()):
@@ -365,12 +369,34 @@ def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
             source.complain(("backends", name, "call"), message)
 
 
+def _look_up_folders(part: PlanPart, dag: DAG, folder: Path, source: Source) -> None:
+    """Report each `cwd` on this machine that is missing, as far as it is known before the run, and no earlier task may
+    make it.
+    """
+    place_of = {task.id: index for index, task in enumerate(part.tasks)}
+    for task in dag:
+        index = place_of.get(task.id, place_of.get(group_of(task.id, task.item) or "", -1))
+        spec = part.backends.get(dag.backend_of(task) or part.defaults.backend or only_backend(part.backends) or "")
+        if task.cwd is None or task.upstream or index < 0 or not isinstance(spec, ProgramSpec) or spec.on is not None:
+            continue
+        if not names_in(task.cwd)[0].names <= {"item", "inputs", *dag.inputs}:
+            continue
+        backend = CommandBackend(cwd=folder / Path(spec.cwd or ".").expanduser())
+        try:
+            where = backend.working_in(workspace(replace(task, env={}), dag, {})).folder
+        except (PromptError, BackendError) as error:
+            source.complain(("tasks", index, "cwd"), str(error))
+            continue
+        if not where.is_dir():
+            source.complain(("tasks", index, "cwd"), f"there is no folder {where}; make it, or correct the path")
+
+
 MOST_DEEP = 5
 """The number of plans that may call each other in a row, the first one not counted."""
 _LONGEST_ID = 64
 _WORK_OF_PLAN = (
     *("prompt", "run", "codes", "backend", "model", "system", "temperature", "files", "continues", "retry", "timeout"),
-    *("output_schema", "output", "cache", "check", "at_most_once"),
+    *("output_schema", "output", "cache", "check", "at_most_once", "cwd", "env"),
 )
 """Keys of a task for which the tasks of the called plan have their own."""
 _RELATIVE = (FunctionSpec, ProgramSpec, LocalSpec)

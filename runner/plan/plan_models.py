@@ -433,6 +433,15 @@ class TaskPart(_GuessedPart):
     """
     loop: LoopPart | None = None
     """Tasks, or a plan, that are repeated until a condition is true: fix.1.test, fix.2.test, ..."""
+    cwd: str | None = Field(default=None, min_length=1)
+    """The folder in which a command or an agent works, such as "repos/{{ item.repo }}", relative to that of its
+    backend. What a name stands for stays below the folder that is written out before it. Default: the folder of the
+    task in `continues`, or of the backend.
+    """
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+    """Further environment variables of a command or an agent, by name; texts are templates. They are stored: name the
+    variables with keys in `pass_env` of the backend.
+    """
     check: CheckPart | None = None
     """What each answer has to pass: a schema, a condition, a command, a judge. Not for a task with `run`."""
     join: Join = "all"

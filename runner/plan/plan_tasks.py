@@ -285,6 +285,8 @@ class PlanTasks:
         if part.when is not None:
             texts.append(("when", part.when, condition_names(part.when)[0]))
         texts += [("run", word, parse_names(word)[0]) for word in part.run]
+        texts += [] if part.cwd is None else [("cwd", part.cwd, parse_names(part.cwd)[0])]
+        texts += [("env", text, parse_names(text)[0]) for text in part.env.values()]
         if part.check is not None:
             texts += [("check", text, names) for text, names, _ in check_texts(part.check.check())]
         call = call_of(part)
@@ -360,6 +362,8 @@ def make_task(
         files=tuple(files),
         run=tuple(part.run),
         codes=part.codes,
+        cwd=part.cwd,
+        env=part.env,
         call=call_of(part),
         check=None if part.check is None else part.check.check(),
         join=part.join,
@@ -505,6 +509,8 @@ _REFUSED = {
     "files": "an added task has no files; leave `files` out, and insert results of other tasks",
     "plan": "an added task calls no plan; leave `plan` out, and add the tasks themselves",
     "loop": "an added task has no loop; leave `loop` out, and let the last of the tasks add what is to follow",
+    "cwd": "an added task works where its backend does; leave `cwd` out",
+    "env": "an added task has the environment of its backend; leave `env` out",
     "check": "an added task has no check; leave `check` out, and let a task behind it run the command",
     "join": "an added task starts once all of its dependencies are done; leave `join` out",
     "model": "an added task has the model of its backend; leave `model` out, and choose among the backends of the run",
@@ -537,9 +543,8 @@ class AddedTasks:
                     part.prompt, part.run = "?", []
             if part.plan or part.loop:
                 part.prompt = "?"
-            part.when = part.model = part.check = part.plan = part.loop = None
-            part.join, part.race = "all", False
-            part.when = part.model = part.check = None
+            part.when = part.model = part.check = part.plan = part.loop = part.cwd = None
+            part.env = {}
             part.join, part.race, part.repeat, part.vote = "all", False, 1, None
             member = Member(
                 part.id, tuple(part.depends_on), part.continues, {}, None, first=True, for_each=part.for_each

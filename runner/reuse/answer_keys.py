@@ -26,6 +26,8 @@ _FIELDS = {
     "metadata": "metadata",
     "options": "model, system prompt or temperature",
     "continues": "continued conversation",
+    "cwd": "folder",
+    "env": "environment",
 }
 
 
@@ -191,6 +193,7 @@ def _same_prompt(before: RunState, old: Task, after: RunState, new: Task) -> boo
     """
     try:
         plain = not (old.run or new.run or old.check or new.check or old.aliases or new.aliases)
+        plain = plain and not (old.cwd or new.cwd or old.env or new.env or old.continues or new.continues)
         if plain and (old is new or (old.prompt == new.prompt and _is_equal(old.item, new.item))):
             was, now, names = before.dag.inputs, after.dag.inputs, names_of(new).names
             if all(

@@ -48,10 +48,11 @@ from plait.runner.domain.prompt_values import (
     named,
     passes,
     rendered,
+    workspace,
 )
 from plait.runner.domain.run_result import ResumeSummary, RunResult, TaskResult
 from plait.statuses import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, AttemptStatus, RunStatus, TaskStatus
-from plait.task import Task, failed_status
+from plait.task import Task, Workspace, failed_status
 from plait.usage import NO_USAGE, Usage
 
 MOST_STORED_IN_MEMORY = 32 * 2**20
@@ -279,6 +280,10 @@ class RunState:
         """Return the rendered words of the task's check; none without a check. Raise PromptError if rendering fails."""
         return check_words(task, self.dag, self._results_for(task))
 
+    def workspace(self, task: Task) -> Workspace | None:
+        """Return where the program of the task works. Raise PromptError if rendering fails."""
+        return workspace(task, self.dag, self._results_for(task))
+
     def passes(self, task: Task, answer: JsonValue) -> bool:
         """Return whether `answer` passes the condition in the task's check. Raise PromptError if the evaluation
         fails.
@@ -290,7 +295,7 @@ class RunState:
         return judge_prompt(task, self.dag, self._results_for(task), answer)
 
     def check_key(self, task: Task) -> list[JsonInput]:
-        """Return what determines the task's check. Raise PromptError if rendering fails."""
+        """Return what determines the task's check and folder. Raise PromptError if rendering fails."""
         return check_key(task, self.dag, self._results_for(task))
 
     def argument_values(self, task: Task) -> dict[str, JsonInput]:

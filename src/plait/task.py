@@ -211,6 +211,22 @@ OWN_OPTIONS = ModelOptions()
 """The options of a task that leaves all settings to its backend."""
 
 
+SETTINGS = (*MODEL_SETTINGS, "cwd", "env")
+"""The names of the settings of its backend that a task may have in place of the backend's own."""
+
+
+@value
+class Workspace:
+    """Where the program of a task works, as rendered (`Task.cwd`, `Task.env`)."""
+
+    cwd: str = "."
+    """The folder as far as it is written out, relative to that of the backend."""
+    below: str | None = None
+    """The rest of the path, in which values stand: it stays below `cwd`. None without values."""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further environment variables."""
+
+
 MAX_FILE_BYTES = 20 * 2**20
 """The maximum size of a file of a task."""
 MAX_FILES = 100
@@ -466,6 +482,13 @@ class Task:
     input. Names stand behind `--`, or in an option such as `--file={{ path }}`. The result has `code`, `stdout`,
     `stderr`, and with an `output_schema` `data`, the JSON in `stdout`.
     """
+    cwd: str | None = None
+    """The folder in which the command or the agent works, relative to that of its backend: a template. What a name
+    stands for stays below the folder that is written out before it. None: the folder of the task in `continues`, or
+    of the backend.
+    """
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Further environment variables of the command or the agent, by name: templates. They are stored with the task."""
     check: Check | None = None
     """What each answer has to pass."""
     join: Join = "all"
@@ -550,9 +573,10 @@ class Task:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The templates of the prompt, the command, the check and the values for a called plan."""
+        """The templates of the prompt, the command, the check, the folder and the values for a called plan."""
         check, call = () if self.check is None else self.check.run, () if self.call is None else self.call.texts
-        return (self.prompt, *self.run, *check, *call)
+        folder = () if self.cwd is None else (self.cwd,)
+        return (self.prompt, *self.run, *check, *call, *folder, *self.env.values())
 
     @property
     def upstream(self) -> tuple[str, ...]:

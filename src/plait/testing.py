@@ -15,7 +15,7 @@ from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.dag import group_of
 from plait.runner.state.stored_run import stored_run
-from plait.task import MODEL_SETTINGS, ModelOptions
+from plait.task import SETTINGS, ModelOptions
 
 __all__ = ["FakeBackend", "FakeCall"]
 
@@ -43,7 +43,7 @@ class FakeBackend(Backend):
     `output_schema` fails as a model's would.
     """
 
-    adjustable: ClassVar[tuple[str, ...]] = MODEL_SETTINGS
+    adjustable: ClassVar[tuple[str, ...]] = SETTINGS
     needs_prompt: ClassVar[bool] = False
     takes_files: ClassVar[str] = "contents"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -80,6 +81,27 @@ def test_a_command_that_only_the_store_has_is_not_run(folder: Path) -> None:
     (folder / "plan.yaml").write_text(plan)
     (folder / "go").touch()
     assert plait(folder, "resume", "last").code == 0
+
+
+@pytest.mark.parametrize("key", ["cwd: .", "env: {LD_PRELOAD: evil.so}"])
+def test_a_folder_or_a_variable_that_only_the_store_has_is_not_used(folder: Path, key: str) -> None:
+    plan = (folder / "plan.yaml").read_text()
+    (store,) = folder.rglob("*.db")
+    (folder / "plan.yaml").write_text(plan.replace("run: [cat]", f"run: [cat], {key}"))
+    spec = plait_here(folder, "show", "last", "use", "--json")
+    assert spec.code == 0
+    with sqlite3.connect(store) as connection:
+        (stored,) = connection.execute("SELECT spec FROM tasks WHERE task_id = 'use'").fetchone()
+        name, _, text = key.partition(": ")
+        value = "." if name == "cwd" else {"LD_PRELOAD": "evil.so"}
+        changed = json.dumps({**json.loads(stored), name: value})
+        connection.execute("UPDATE tasks SET spec = ? WHERE task_id = 'use'", (changed,))
+    (folder / "plan.yaml").write_text(plan)
+    refused = plait(folder, "resume", "last")
+    assert (refused.code, "cwd and env of task 'use'" in refused.err) == (2, True), text
+    (folder / "plan.yaml").write_text(plan.replace("run: [cat]", f"run: [cat], {key}"))
+    (folder / "go").touch()
+    assert "cwd and env of task" not in plait(folder, "resume", "last").err
 
 
 CHECKED = """

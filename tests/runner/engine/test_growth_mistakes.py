@@ -48,6 +48,10 @@ WRONG = {
         plan(spec("a", "{{ x | upper }}", depends_on=["x"])),
         "no other template syntax, such as {{ x | upper }};",
     ),
+    "folder and variables": (
+        plan(spec("a", cwd="/", env={"A": "1"})),
+        "an added task works where its backend does; leave `cwd` out",
+    ),
     "condition": (
         plan(spec("a", when="{{ x }} == 1", depends_on=["x"])),
         "task 'a': an added task has no condition; leave `when` out, and add the task only if it is to run",

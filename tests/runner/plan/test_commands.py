@@ -137,3 +137,52 @@ def test_a_command_runs_in_the_folder_of_the_plan_and_like_runs_it_again(tmp_pat
     assert done.value["tasks"][0]["data"]["stdout"] == f"{tmp_path}\n"
     again = plait_here(tmp_path, "run", "p.yaml", "--like", "last", "--again")
     assert (again.code, (tmp_path / "ran").read_text()) == (0, "x\nx\n")
+
+
+def test_a_folder_and_variables_are_keys_of_a_command_or_an_agent(tmp_path: Path) -> None:
+    keys = "run: [pwd], cwd: 'repos/{{ a.stdout }}', env: {CI: '1'}"
+    plan = parse_plan(f"tasks: [{{id: a, run: [echo]}}, {{id: t, depends_on: a, {keys}}}]")
+    assert (plan.dag["t"].cwd, plan.dag["t"].env) == ("repos/{{ a.stdout }}", {"CI": "1"})
+    for task, said in (
+        ("run: [pwd], cwd: 'repos/{{ b }}'", "t.cwd: the cwd uses {{ b }}, which is neither a task nor an input"),
+        ("run: [pwd], env: {CI: 1}", "env.CI: must be text"),
+        ("prompt: p, backend: m, cwd: here", "backend 'm' takes no cwd from a task"),
+        ("prompt: p, backend: m, env: {A: b}", "backend 'm' takes no env from a task"),
+        ("plan: p.yaml, cwd: here", "a task with `plan` does its work by the tasks of the plan; leave `cwd` out"),
+    ):
+        assert said.removeprefix("t.") in problems(task, "backends: {m: {kind: openai}, command: {kind: command}}")
+
+
+FOLDERS = """
+inputs: {rows: [{repo: a}, {repo: b}]}
+backends: {command: {kind: command, cwd: work}, far: {kind: command, on: h}}
+hosts: {h: {kind: ssh, hosts: [one]}}
+tasks:
+  - {id: each, run: [pwd], cwd: "repos/{{ item.repo }}", for_each: rows}
+  - {id: clone, run: [pwd], cwd: made}
+  - {id: after, run: [pwd], cwd: made-by-clone, depends_on: clone}
+  - {id: there, run: [pwd], cwd: elsewhere, backend: far}
+"""
+
+
+def test_a_folder_that_is_missing_is_told_by_plait_check(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(FOLDERS)
+    (tmp_path / "work/repos/a").mkdir(parents=True)
+    told = plait_here(tmp_path, "check", "plan.yaml")
+    assert (told.code, [line.partition("; make it")[0] for line in told.err.splitlines()]) == (
+        2,
+        [
+            f"plan.yaml:6:33: tasks[0].cwd: there is no folder {tmp_path}/work/repos/b",
+            f"plan.yaml:7:34: tasks[1].cwd: there is no folder {tmp_path}/work/made",
+        ],
+    ), "an earlier task may make the third, and the fourth lies on another machine"
+    for name in ("repos/b", "made"):
+        (tmp_path / "work" / name).mkdir()
+    assert plait_here(tmp_path, "check", "plan.yaml").code == 0
+
+
+def test_a_posted_plan_names_no_folder_and_no_variables_of_the_server() -> None:
+    loop = {"tasks": [{"id": "b", "prompt": "p", "env": {"A": "1"}}], "until": "true"}
+    with pytest.raises(PlanError) as caught:
+        posted_plan({"tasks": [{"id": "a", "prompt": "p", "cwd": "/"}, {"id": "l", "loop": loop}]}, {}, ["m"])
+    assert [problem.where for problem in caught.value.problems] == ["tasks[0].cwd", "tasks[1].loop.tasks[0].env"]

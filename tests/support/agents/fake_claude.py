@@ -96,6 +96,8 @@ class Talk:
             "said": [[one["role"], one["content"]] for one in self.said],
             "pid": os.getpid(),
             "budget": OPTIONS.get("max-budget-usd"),
+            "cwd": str(Path.cwd()),
+            "colour": os.environ.get("COLOUR"),
         }
         note("calls", line)
         usage = {"input_tokens": IN, "output_tokens": 1}
