@@ -139,11 +139,11 @@ class _Applier:
             if apply is not None:
                 shown = apply(self, seq, event) or event
             else:
-                if type(event) is events.RunCreated and seq == 1:
-                    self._create_run(event)
                 advanced = write_rules.advance_head(head, event, seq)
                 self.changes_head |= advanced is not head
                 head = advanced
+                if type(event) is events.RunCreated:
+                    self._create_run(event)
             if shown.shown:
                 history.append((self._run_id, seq, *events.columns_of(shown)))
         if self._input_tokens or self._output_tokens:  # of unknown cost: one addition for the batch

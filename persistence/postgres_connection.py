@@ -105,6 +105,9 @@ def explained(dsn: str, error: Exception, *, on_standby: bool = False) -> StoreE
         return error
     import asyncpg  # noqa: PLC0415 - of an extra
 
+    why = error.__context__
+    if isinstance(error, asyncpg.InterfaceError) and isinstance(why, asyncpg.PostgresError | StoreError):
+        return explained(dsn, why, on_standby=on_standby)  # leaving the transaction failed only then
     refused_values = (
         asyncpg.IntegrityConstraintViolationError,
         asyncpg.DataError,

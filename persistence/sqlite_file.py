@@ -15,7 +15,7 @@ import stat
 import time
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from plait.errors import StoreUnusable
 from plait.failpoints import reached
@@ -24,7 +24,7 @@ from plait.persistence.tables import FORMAT, schema
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-Mode = Literal["create", "existing", "read"]
+Mode: TypeAlias = Literal["create", "existing", "read"]
 APPLICATION_ID: Final = 0x706C6174  # "plat"
 BUSY_TIMEOUT_S: Final = 5.0
 _MARKS: Final = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {FORMAT}")
@@ -53,7 +53,7 @@ _SETTINGS: Final = (
     "PRAGMA journal_size_limit = 67108864",
 )
 DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-_Access = Literal["ro", "rw", "ro&immutable=1"]
+_Access: TypeAlias = Literal["ro", "rw", "ro&immutable=1"]
 
 
 @contextmanager
@@ -345,4 +345,4 @@ def _remove_abandoned(path: Path) -> None:
     with suppress(OSError):  # abandoned files only waste space
         for one in unfinished_files(path):
             if time.time() - one.stat().st_mtime > _ABANDONED_S:
-                one.unlink(missing_ok=True)
+                one.unlink()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
+Row: TypeAlias = tuple[Any, ...]
 Reading: TypeAlias = Generator[tuple[str, tuple[Any, ...]], Iterable[Row], T]
 """Work on a database: yields a statement with its parameters, is sent the rows, and returns the result."""
 
@@ -316,17 +316,13 @@ SET_ENDED_SESSION: Final = Write("attempts", "session_id", _ATTEMPT)
 DROP_RESULT: Final = Write("attempts", _RESULT, _ATTEMPT)
 
 
-def _columns(prefix: str, names: str) -> str:
-    return ", ".join(f"{prefix}{name}" for name in names.split())
-
-
 # A dialect has its own words for `{among}`, "one of the names in this parameter"; for `{named}`, the tasks with the
 # names in this parameter, of the run in the next one; for `{expired}`, "owned, with a lease that has expired"; and for
 # `{now}`, the Unix time by the clock that judges leases.
 _HEAD = (
     "run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, owner_id, owner_host, "
     "owner_boot_id, owner_pid, owner_process_started, owner_claimed_at, lease_expires_at, policy_state, policy_seq, "
-    f"{_columns('', _SUMS)}, {{expired}}"
+    f"{_SUMS.replace(' ', ', ')}, {{expired}}"
 )
 GET_LAST: Final = "SELECT last_seq, epoch, owner_id FROM runs WHERE run_id = ?"
 GET_HEAD: Final = f"SELECT {_HEAD} FROM runs WHERE run_id = ?"
@@ -342,7 +338,7 @@ COUNT_TASKS: Final = """SELECT run_id, status, count(*) FROM tasks WHERE run_id 
 GROUP BY run_id, status ORDER BY min(position)"""
 LIST_TASK_IDS: Final = "SELECT task_id FROM tasks WHERE run_id = ? ORDER BY position"
 GET_SIZE: Final = "SELECT count(*) FROM tasks WHERE run_id = ?"
-_SPENT = _columns("a.", _USAGE)
+_SPENT = ", ".join(f"a.{column}" for column in _USAGE.split())
 _WITH_ATTEMPT = "a.run_id = t.run_id AND a.position = t.position AND a.attempt = t.attempt"
 _STATE = f"""t.task_id, t.position, t.status, t.attempt, t.crashes, t.attempt_backend, t.session_id, t.started_at,
     t.started_seq, a.duration_s, {_SPENT}"""

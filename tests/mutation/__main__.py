@@ -1,4 +1,4 @@
-"""Mutation testing: `python -m tests.mutation [--seed S] [--sample N] [--module PREFIX] [--seconds S]`."""
+"""Mutation testing: `python -m tests.mutation [--seed S] [--sample N] [--module PREFIX] [--tests PREFIX] ...`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from tests.mutation.mutants import MODULES, ROOT, Mutant, drawn, mutants_of, mutated_source
-from tests.mutation.reached import FOLDER, Reached
+from tests.mutation.reached import FOLDER, FOLDERS, Reached
 
 GOAL = 0.95
 """The share of the mutants that tests kill, equivalent ones left out."""
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         _show([mutant for mutant in every if options.show in mutant.key])
         return 0
     FOLDER.mkdir(exist_ok=True)
-    reached = Reached()
+    reached = Reached(options.tests)
     reached.update(options.jobs)
     sample = drawn(every, options.seed, options.sample)
     plans = {mutant.key: _plan(mutant, reached, options.seconds) for mutant in sample if mutant.key not in equivalent}
@@ -53,11 +53,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=19, help="draws the sample")
     parser.add_argument("--sample", type=int, default=1000, help="how many mutants")
     parser.add_argument("--module", action="append", help="only modules that begin so, such as runner/scheduling/")
+    parser.add_argument("--tests", action="append", help="only tests of files that begin so")
     parser.add_argument("--seconds", type=float, default=15.0, help="of tests for each mutant, the fastest first")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--show", metavar="TEXT", help="print the changes whose names contain TEXT, and try nothing")
     options = parser.parse_args(arguments)
     options.module = options.module or [""]
+    options.tests = options.tests or FOLDERS
     return options
 
 

@@ -25,10 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
     "src/plait/task.py",
+    "persistence/checksums.py",
+    "persistence/store_records.py",
+    "persistence/tables.py",
     "persistence/write_rules.py",
     "persistence/apply_events.py",
     "persistence/read_records.py",
     "persistence/delete_runs.py",
+    "persistence/sqlite_file.py",
     "persistence/sqlite_store.py",
     "persistence/postgres_store.py",
     "persistence/postgres_connection.py",
@@ -125,7 +129,7 @@ _OPERATORS: list[tuple[type, Any]] = [
 
 class _Visitor(MutationVisitor):
     """mutmut's visitor, into decorated functions too, which mutmut leaves out only for its way to run mutants; but not
-    into the names of type variables and the types of casts, which nothing reads while the program runs.
+    into type variables, names of types and the types of casts, which nothing reads while the program runs.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -133,14 +137,21 @@ class _Visitor(MutationVisitor):
         self._types: list[cst.Arg] = []
 
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.Call) and isinstance(node.func, cst.Name):
-            if node.func.value in {"TypeVar", "TypeVarTuple", "ParamSpec"}:
-                return True
-            if node.func.value == "cast":
-                self._types.append(node.args[0])
+        annotation = node.annotation.annotation if isinstance(node, cst.AnnAssign) else None
+        if isinstance(annotation, cst.Name) and annotation.value == "TypeAlias":
+            return True
+        if isinstance(node, cst.Assign) and _called(node.value) in {"TypeVar", "TypeVarTuple", "ParamSpec"}:
+            return True
+        if isinstance(node, cst.Call) and _called(node) == "cast":
+            self._types.append(node.args[0])
         if any(node is cast_to for cast_to in self._types):
             return True
         return not isinstance(node, cst.FunctionDef) and super()._skip_node_and_children(node)
+
+
+def _called(node: cst.BaseExpression) -> str | None:
+    """Return the name of the called function, or None for anything else than such a call."""
+    return node.func.value if isinstance(node, cst.Call) and isinstance(node.func, cst.Name) else None
 
 
 class _Tree:

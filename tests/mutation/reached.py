@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -29,17 +29,18 @@ _FILE = FOLDER / "reached.json"
 class Reached:
     """The tests with their lines and seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, folders: Sequence[str]) -> None:
+        """Use the tests in the folders, or of the files, of these names only."""
+        self._folders = folders
         self._files: dict[str, Any] = json.loads(_FILE.read_text()) if _FILE.exists() else {}
         self._tests = dict(self._all())
         self._lines: dict[str, dict[int, set[str]]] = {}
 
     def update(self, jobs: int) -> None:
         """Run the files of tests that changed, and record what they reach."""
-        hashes = {name: _hash(name) for name in (*MODULES, *_test_files())}
-        stale = [
-            name for name in _test_files() if self._files.get(name, {}).get("hashes", {}).get(name) != hashes[name]
-        ]
+        names = _test_files(self._folders)
+        hashes = {name: _hash(name) for name in (*MODULES, *names)}
+        stale = [name for name in names if self._files.get(name, {}).get("hashes", {}).get(name) != hashes[name]]
         if not stale:
             return
         print(f"gathering what the tests in {len(stale)} files reach ...", flush=True)
@@ -50,7 +51,7 @@ class Reached:
             tests = {test: value for test, value in reached.items() if test.startswith(f"{name}::")}
             used = {name, *(module for value in tests.values() for module in value["lines"])}
             self._files[name] = {"hashes": {each: hashes[each] for each in sorted(used)}, "tests": tests}
-        self._files = {name: self._files[name] for name in _test_files()}
+        self._files = {name: self._files[name] for name in sorted(self._files) if (ROOT / name).exists()}
         _FILE.write_text(json.dumps(self._files))
         self._tests = dict(self._all())
 
@@ -83,7 +84,7 @@ class Reached:
         """Return the tests that reach each line of the module's text."""
         if module not in self._lines:
             reached = self._lines[module] = defaultdict[int, set[str]](set)
-            for value in self._files.values():
+            for value in self._used():
                 now = _moved(module, value["hashes"][module]) if module in value["hashes"] else {}
                 for test, its in value["tests"].items():
                     for line in its["lines"].get(module, ()):
@@ -98,8 +99,11 @@ class Reached:
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
 
     def _all(self) -> Iterator[tuple[str, Any]]:
-        for value in self._files.values():
+        for value in self._used():
             yield from value["tests"].items()
+
+    def _used(self) -> list[Any]:
+        return [value for name, value in self._files.items() if name.startswith(tuple(self._folders))]
 
 
 @cache
@@ -135,16 +139,14 @@ def _gathered(files: list[str], jobs: int) -> dict[str, Any]:
     return reached
 
 
-def _test_files() -> list[str]:
-    return sorted(
-        path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in (ROOT / folder).rglob("test_*.py")
-    )
+def _test_files(folders: Sequence[str]) -> list[str]:
+    every = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+    return sorted(name for name in every if name.startswith(tuple(folders)))
 
 
 def _hash(name: str) -> str:
     path = ROOT / name
     texts = [path.read_bytes()]
-    if path.name == "test_contract.py":  # its tests are in the package, for stores and backends of other people too
-        package = ROOT / path.parent.name
-        texts += [each.read_bytes() for each in sorted((*package.glob("contract.py"), *package.glob("contract/*.py")))]
+    if path.name == "test_contract.py":  # its tests are written once for all that keep the contract
+        texts += [each.read_bytes() for each in sorted((ROOT / "tests" / "contracts").rglob("*.py"))]
     return hashlib.sha256(b"".join(texts)).hexdigest()[:16]

@@ -131,6 +131,7 @@ class Trials:
         command = [sys.executable, "-m", "pytest", "-x", "-p", "tests.mutation.served", f"@{names}"]
         command.append(f"--basetemp={self._folder / 'tmp'}")
         environment = {**os.environ, "MUTANT": str(served), "MUTANT_HOOK": _HOOK}
+        environment["PYTEST_XDIST_WORKER"] = "mutant"  # names a database apart: the mutant may make other tables
         limit = 60 + 8 * sum(self._seconds[test] for test in tests)
         try:
             done = subprocess.run(command, cwd=ROOT, env=environment, timeout=limit, **_QUIET, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -33,6 +34,10 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if any("/postgres/" in test for plan in self._plan["plans"] for test in plan["tests"]):
+            from tests.support.stores.postgres import worker_dsn
+
+            os.environ["PLAIT_TEST_POSTGRES"] = worker_dsn()  # else each trial would start a server
         trials = Trials(session, self._plan["seconds"], self._folder)
         by_key = {
             mutant.key: mutant

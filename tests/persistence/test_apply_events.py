@@ -11,17 +11,21 @@ from plait.events import (
     AttemptEnd,
     LeaseRenewed,
     NewTask,
+    NodeStarted,
+    SessionOpened,
     TaskCompleted,
     TaskFailed,
     TaskInterrupted,
     TaskRetried,
+    TasksAdded,
     TaskStarted,
     TaskWaiting,
 )
 from plait.persistence import AttemptRecord, MemoryStore
+from plait.persistence.apply_events import apply_events
 from plait.statuses import TaskStatus
 from plait.usage import NO_USAGE, Usage
-from tests.contracts.store.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from tests.contracts.store.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, run_becomes, whole
 
 ENDS: dict[str, AttemptEnd] = {
     "completed": DONE_A,
@@ -141,3 +145,55 @@ async def test_every_field_of_an_attempt_is_kept(store: MemoryStore, writer: Wri
     assert attempt == AttemptRecord(
         "a", 1, "failed", "fast", "session-a", at(3), at(4), "auth", "no key", usage, 1.5, "Traceback: ..."
     )
+
+
+@pytest.mark.parametrize("end", ["completed", "failed"])
+def test_an_attempt_that_starts_and_ends_in_one_batch_is_one_write(end: str) -> None:
+    opened = apply_events(RUN, None, 1, OPENING).run
+    assert len(apply_events(RUN, opened, 4, [START_A, ENDS[end]]).segments) == 1
+    again = replace(ENDS["retried"], task_id="c")
+    several = TaskStarted(at(3), "c", 1, "fast"), again, TaskStarted(at(5), "c", 2, "fast"), replace(again, attempt=2)
+    assert len(apply_events(RUN, opened, 6, several).segments) == 4
+
+
+def test_a_question_and_its_end_in_one_batch_are_two_writes() -> None:
+    opened = apply_events(RUN, None, 1, (*OPENING, START_A)).run
+    assert len(apply_events(RUN, opened, 5, [ENDS["waiting"], ENDS["failed"]]).segments) == 2
+
+
+async def test_a_task_keeps_who_added_it_and_its_backend_even_if_they_are_named_alike(
+    store: MemoryStore, writer: Writer
+) -> None:
+    await writer.write(TasksAdded(at(5), (NewTask("d", "p", backend="a"),), "a"))
+    [task] = await store.list_tasks(RUN, "d")
+    assert (task.backend, task.added_by) == ("a", "a")
+
+
+async def test_a_session_of_an_attempt_that_is_not_the_last_does_not_follow(writer: Writer) -> None:
+    with pytest.raises(Conflict, match=r"task 'a' \(attempt 1\) does not follow: the task is pending, attempt 0"):
+        await writer.write(SessionOpened(at(4), "a", 1, "session-a"))
+    await writer.write(START_A)
+    with pytest.raises(Conflict, match=r"task 'a' \(attempt 2\) does not follow: the task is running, attempt 1"):
+        await writer.write(SessionOpened(at(4), "a", 2, "session-a"))
+
+
+@pytest.mark.parametrize("usage", [Usage(cost_usd=0.5), Usage(cost_usd=0.0), Usage(model="sample-1")])
+async def test_a_cost_or_a_model_alone_is_kept(store: MemoryStore, writer: Writer, usage: Usage) -> None:
+    await writer.write(START_A, replace(ENDS["failed"], usage=usage))
+    [attempt] = await store.list_attempts(RUN, "a")
+    assert attempt.usage == usage
+
+
+async def test_a_change_of_the_run_stays_whatever_follows_in_its_batch(store: MemoryStore, writer: Writer) -> None:
+    await writer.write(START_A, run_becomes(at(5), "failed", "no"), NodeStarted(at(5), "a", 1, "n"))
+    run = await store.get_run(RUN)
+    assert run is not None
+    assert (run.status, run.error, run.ended_at) == ("failed", "no", at(5))
+
+
+async def test_a_run_of_no_tasks_is_read_and_listed(store: MemoryStore) -> None:
+    await Writer(store).write(replace(CREATED, tasks=()))
+    run = await store.get_run(RUN)
+    assert run is not None
+    assert run.counts == {}
+    assert await store.list_runs() == (replace(run, settings=""),)

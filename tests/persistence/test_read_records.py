@@ -152,6 +152,10 @@ DAMAGED = {
         "UPDATE runs SET settings = '{}' WHERE run_id = 'run-1'",
         f"run '{RUN}' is damaged: the text of its settings and inputs",
     ),
+    "the first event": (
+        "UPDATE events SET kind = 'other' WHERE run_id = 'run-1' AND seq = 1",
+        f"run '{RUN}': a value has the wrong type ('other')",
+    ),
     "an event": (
         "UPDATE events SET kind = 'other' WHERE seq = 4",
         f"run '{RUN}': a value has the wrong type ('other')",

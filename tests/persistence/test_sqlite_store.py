@@ -91,6 +91,24 @@ async def test_only_after_an_error_of_sqlite_the_connection_is_another(tmp_path:
         assert await store._call(lambda connection: connection) is second
 
 
+async def test_a_store_that_only_reads_only_reads_over_every_connection(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with SQLiteStore(path) as store:
+        await Writer(store).write(*OPENING)
+    async with SQLiteStore(path, mode="read") as store:
+        for _ in range(2):
+            with pytest.raises(StoreError, match="attempt to write a readonly database; check the permissions"):
+                await store._call(lambda connection: connection.execute("CREATE TABLE mine (x)").fetchall())
+            assert len(await store.list_runs()) == 1
+
+
+def test_a_mode_or_a_path_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^a store's mode is 'create', 'existing' or 'read', not 'write'$"):
+        SQLiteStore("runs.db", mode="write")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^a SQLiteStore needs the path of a file, not ':memory:'; see MemoryStore$"):
+        SQLiteStore(":memory:")
+
+
 async def test_a_lock_of_another_process_is_busy_and_leaves_the_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

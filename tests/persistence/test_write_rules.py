@@ -30,6 +30,11 @@ def test_the_same_run_claimed_by_another_exists_already() -> None:
         count_applied(Batch(RUN, 0, 1, (CREATED, another)), claimed)
 
 
+def test_before_the_first_claim_of_a_writer_no_owner_is_compared() -> None:
+    claimed = replace(advance_head(QUEUED, CLAIMED, 2), last_seq=2)
+    assert count_applied(Batch(RUN, 0, 1, (CREATED, CLAIMED), "another"), claimed) == 2
+
+
 def test_a_run_that_is_cancelled_before_its_start_was_never_started() -> None:
     ended = advance_head(QUEUED, RunCancelled(at(5), RUN), 2)
     assert (ended.started_at, ended.ended_at) == (None, at(5))

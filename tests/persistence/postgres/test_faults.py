@@ -17,9 +17,9 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
-from plait import ParallelRunner, PostgresStore
+from plait import ParallelRunner, PostgresStore, failpoints
 from plait.errors import Conflict, StoreBusy, StoreError, StoreUnusable
-from plait.events import RunClaimed, TaskStarted
+from plait.events import RunClaimed, TaskRetried, TaskStarted
 from plait.persistence import Batch, Note, postgres_connection, postgres_store
 from plait.persistence.sqlite_store import SQLiteStore
 from tests.contracts.store.samples import DONE_A, OPENING, RUN, START_A, Writer, at, owner, run_becomes
@@ -100,6 +100,49 @@ async def test_usual_batches_are_one_round_trip(store: PostgresStore, monkeypatc
     await writer.write(TaskStarted(at(4), "c", 1, "fast"))
     await anyio.lowlevel.checkpoint()  # the driver calls the logger in the next step of the loop
     assert len(statements) == 2
+
+
+async def test_an_open_store_that_only_writes_has_one_connection(store: PostgresStore, dsn: str) -> None:
+    await Writer(store).write(*OPENING)
+    watcher = await asyncpg.connect(dsn)
+    try:
+        count = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'plait'"
+        )
+        assert await watcher.fetchval(count) == 1
+    finally:
+        await watcher.close()
+
+
+async def test_every_write_passes_the_failpoints_on_both_sides_of_its_commit(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[str] = []
+    monkeypatch.setattr(failpoints, "on_reach", passed.append)
+    writer = Writer(store)
+    retried = TaskRetried(at(4), "a", 1, "transient", "reset", 0.5)
+    for changes in (OPENING, (START_A,), (retried, replace(START_A, attempt=2), replace(retried, attempt=2))):
+        await writer.write(*changes)
+    await store.send(RUN, Note("cancel", at(5)))
+    await store.purge([])
+    assert passed == ["txn.begun", "txn.before_commit", failpoints.SENT, "txn.after_commit"] * 5
+
+
+async def test_why_the_server_ended_the_connection_is_told(store: PostgresStore, dsn: str) -> None:
+    """The driver then fails to leave the transaction, and its error hides that of the server."""
+    admin = await asyncpg.connect(dsn)
+    try:
+        await admin.execute(
+            "CREATE FUNCTION end_connection() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10); RETURN NEW; END $$;"
+            "CREATE TRIGGER end_connection BEFORE INSERT ON runs FOR EACH ROW EXECUTE FUNCTION end_connection()"
+        )
+        with pytest.raises(StoreError, match=r"terminating connection due to administrator command$"):
+            await Writer(store).write(*OPENING)
+    finally:
+        await admin.execute("DROP FUNCTION end_connection CASCADE")
+        await admin.close()
+    await Writer(store).write(*OPENING)
 
 
 async def test_a_batch_behind_which_the_store_is_missing_changes_is_refused(store: PostgresStore) -> None:
@@ -235,7 +278,7 @@ async def test_a_database_without_tables_is_not_filled_for_reading(dsn: str, mod
     admin = await asyncpg.connect(dsn)
     await admin.execute("DROP SCHEMA IF EXISTS bare CASCADE; CREATE SCHEMA bare")
     try:
-        with pytest.raises(StoreUnusable, match="has no tables of plait"):
+        with pytest.raises(StoreUnusable, match=r"^the database .* has no tables of plait; `plait run"):
             async with PostgresStore(in_schema(dsn, "bare"), mode=mode):
                 pass
         assert await admin.fetch("SELECT relname FROM pg_class WHERE relnamespace = 'bare'::regnamespace") == []

@@ -12,15 +12,15 @@ import pytest
 
 from plait import failpoints
 from plait.events import NewTask, RunReleased, TaskCompleted, TaskStarted
-from plait.persistence import PostgresStore
-from tests.contracts.store.samples import CREATED, OPENING, Writer, at, run_becomes, whole
+from plait.persistence import MemoryStore, Note, PostgresStore, Store
+from tests.contracts.store.samples import ASK, CREATED, DONE_A, OPENING, START_A, Writer, at, run_becomes, whole
 from tests.support.stores.postgres import new_store, worker_dsn
 
 LARGE = tuple(f"{n} {'a large text ' * 6000}" for n in range(8))
 ENDED = run_becomes(at(9), "completed"), RunReleased(at(9))
 
 
-async def write(store: PostgresStore, run_id: str, texts: tuple[str, ...] = LARGE) -> None:
+async def write(store: Store, run_id: str, texts: tuple[str, ...] = LARGE) -> None:
     """Write a run that was asked each text, and answered with it."""
     writer, tasks = Writer(store, run_id), tuple(NewTask(f"t{n}", text) for n, text in enumerate(texts))
     await writer.write(replace(CREATED, tasks=tasks), *OPENING[1:])
@@ -75,11 +75,28 @@ async def test_a_purge_takes_the_texts_that_no_other_run_says() -> None:
         await write(store, "first")
         await write(store, "second", LARGE[4:])
         kept = await whole(store, "second")
-        await store.purge(["first"])
+        purged = await store.purge(["first", "unknown"])
+        assert (purged.run_ids, purged.freed_bytes) == (("first",), 0)
+        assert str(purged.remains).startswith("the runs are deleted; the log, the backups and pages before the next")
+        assert (await store.purge(["unknown"])).remains is None
         assert await whole(store, "second") == kept
         assert await in_database("SELECT FROM texts") == "SELECT 4"
         await store.purge(["second"])
         assert await in_database("SELECT FROM texts") == "SELECT 0"
+
+
+async def test_sizes_sessions_and_checks_are_those_of_the_store_in_memory() -> None:
+    in_memory = MemoryStore()
+    async with new_store() as store:
+        for one in (store, in_memory):
+            await write(one, "large")
+            await Writer(one, "small").write(*OPENING, START_A, ASK, DONE_A)
+            await one.send("small", Note("answer", at(5), "a", '"é"'))
+        assert await store.run_sizes() == await in_memory.run_sizes()
+        assert await store.session_ids() == await in_memory.session_ids() == {"session-a"}
+        assert await store.check_rows() == await in_memory.check_rows() == ([], 9, 17)
+        await in_database("UPDATE messages SET content = 'other'")
+        assert await store.check_rows() == (["small/a"], 9, 17)
 
 
 async def test_a_purge_waits_for_a_batch_that_says_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from plait import PostgresStore
 from plait.errors import Conflict, Fenced
-from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased, TaskReopened
+from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased, TaskReopened, TaskRetried
 from plait.persistence import Batch, Note
+from plait.usage import Usage
 from tests.contracts.store.samples import (
     CREATED,
     DONE_A,
@@ -138,3 +139,13 @@ async def test_a_task_that_ends_and_begins_in_one_batch_is_stored_in_that_order(
     [task] = await store.list_tasks(RUN, "a")
     assert (task.status, task.attempt, task.text) == ("completed", 2, "2")
     assert [one.status for one in await store.list_attempts(RUN, "a")] == ["completed", "completed"]
+
+
+async def test_of_the_statements_of_a_batch_none_stays_if_the_last_is_refused(store: PostgresStore) -> None:
+    writer = Writer(store)
+    await writer.write(*OPENING)
+    before = await whole(store)
+    too_large = TaskRetried(at(4), "a", 1, "transient", "reset", 0.5, usage=Usage(2**70))
+    with pytest.raises(Conflict, match=r"^a value cannot be stored: "):
+        await writer.write(START_A, too_large)
+    assert await whole(store) == before
