@@ -24,8 +24,7 @@ from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import OwnStore, StoreOrPlace
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.policies.goal_messages import ANSWER_ID, EXECUTOR, Team
-from plait.runner.policies.goal_policy import Loop, LoopLimits, OrchestratorPolicy, Phase, Stop
-from plait.runner.policies.goal_progress import EXECUTED, is_work
+from plait.runner.policies.goal_policy import EXECUTED, Loop, LoopLimits, OrchestratorPolicy, Phase, Stop, is_work
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.state.stored_run import StoredPolicy, read_policy_state
 from plait.statuses import RunStatus, TaskStatus

@@ -195,12 +195,16 @@ class LoopPrompts:
 
     def reflect(self, task_id: str, evidence: str, after: Sequence[str]) -> Task:
         """Return a reflection on `evidence`. `after` are the tasks under review."""
+        properties: dict[str, JsonValue] = {"done": {"type": "boolean"}, "add": self._tasks()}
+        if not self.plain:
+            properties["drop"] = {"type": "array", "items": {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": ["done"], "additionalProperties": False}
         return Task(
             task_id,
             _PLAIN_REFLECT if self.plain else _REFLECT + self._workers(),
             depends_on=tuple(after),
             backend=self.team.reflector,
-            output_schema=self._reflect_schema(),
+            output_schema=schema,
             weight=_FIRST,
             item=evidence,
         )
@@ -224,12 +228,6 @@ class LoopPrompts:
         fields = {**_TASK, "backend": {"type": "string"}} if self.team.registry else dict(_TASK)
         shape = {"type": "object", "properties": fields, "required": ["id", "prompt"], "additionalProperties": False}
         return {"type": "array", "items": cast("JsonValue", shape)}
-
-    def _reflect_schema(self) -> Mapping[str, JsonValue]:
-        properties: dict[str, JsonValue] = {"done": {"type": "boolean"}, "add": self._tasks()}
-        if not self.plain:
-            properties["drop"] = {"type": "array", "items": {"type": "string"}}
-        return {"type": "object", "properties": properties, "required": ["done"], "additionalProperties": False}
 
 
 PREFIX = "do."

@@ -37,8 +37,6 @@ from plait.task import (
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,55}")
 """Eight characters shorter than a task id, to leave space for the number of the try."""
 DEFAULT_TRIES = 3
-_PASSED = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
-
 
 OnError: TypeAlias = Literal["retry", "go_on", "end"]
 """The reaction to a failed step: `retry` the step until `max_tries` tries failed, `go_on` with the next step without a
@@ -124,17 +122,8 @@ def is_interaction(task: Task) -> bool:
 
 def _interaction(task: Task, result: TaskResult) -> Interaction:
     step, number = task.id.rsplit(".", 1)
-    status = _STATUSES.get(result.status)
-    unavailable = result.error_kind in NEVER_RETRIED
-    return Interaction(
-        step,
-        status,
-        text=result.text,
-        data=result.data,
-        number=int(number),
-        error=result.error,
-        unavailable=unavailable,
-    )
+    status, unavailable = _STATUSES.get(result.status), result.error_kind in NEVER_RETRIED
+    return Interaction(step, status, result.text, result.data, int(number), result.error, unavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +234,7 @@ class Workflow:
         `inputs` are values available to the prompts of all steps. Raises DAGError with all mistakes in all steps.
         """
         DAG(self._once(), inputs=inputs)
-        return DAG([self._task(0, 1, WorkflowProgress())], name=self.name, inputs=inputs)
+        return DAG([self._task(self._steps[0], ())], name=self.name, inputs=inputs)
 
     def outline(self, inputs: Mapping[str, JsonInput] | None = None) -> DAG:
         """Return all steps as a chain, each once, to be drawn. Raises DAGError with all mistakes in all steps."""
@@ -287,11 +276,12 @@ class Workflow:
             progress = replace(progress, interactions=interactions)
         follows = self.next_step(progress)
         if isinstance(follows, Step):
-            return Decision(add=(self._next_task(follows, progress),))
+            return Decision(add=(self._task(follows, progress.interactions),))
         if not follows.ok:
             return Decision(end=RunStatus.FAILED, error=follows.error)
         # Tasks added by a step must end first, and count like all tasks.
-        done = all(run.result(task.id).status in _PASSED for task in run.tasks)
+        passed = {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
+        done = all(run.result(task.id).status in passed for task in run.tasks)
         return Decision(end=RunStatus.COMPLETED if done else None)
 
     def _index_of(self, last: Interaction) -> int:
@@ -319,38 +309,26 @@ class Workflow:
         reason = (last.error or "no reason given").partition("\n")[0]
         return WorkflowComplete(ok=False, error=f"step {step.name!r} failed{times}: {reason}")
 
-    def _next_task(self, step: Step, progress: WorkflowProgress) -> Task:
+    def _task(self, step: Step, interactions: Sequence[Interaction]) -> Task:
+        """Return the task for the next try of `step`. Names of earlier steps stand for their last successful try."""
         index = self._index[step.name]
-        numbers = [interaction.number for interaction in progress.interactions if interaction.step == step.name]
-        number = max(numbers, default=0) + 1
-        return self._task(index, number, progress)
-
-    def _task(self, index: int, number: int, progress: WorkflowProgress) -> Task:
-        """Return the task for try `number` of the step at `index`. The names of earlier steps stand for their last
-        successful try.
-        """
-        step = self._steps[index]
-        interactions = progress.interactions
+        number = 1 + max((entry.number for entry in interactions if entry.step == step.name), default=0)
         tries = {entry.step: entry.task_id for entry in sorted(interactions, key=lambda entry: entry.status == "ok")}
         earlier = {step.name: tries[step.name] for step in self._steps[:index] if step.name in tries}
         before = [entry.task_id for entry in interactions[-1:] if entry.task_id not in earlier.values()]
         ends = isinstance(self._after_error(index, Interaction(step.name, "error", number=number)), WorkflowComplete)
-        return Task(
+        return replace(
+            self._once()[index],
             id=task_id(step.name, number),
-            prompt=step.prompt,
             depends_on=(*earlier.values(), *before),
-            backend=step.backend,
             continues=earlier[self._steps[index - 1].name] if step.continues else None,
             failure_mode=FailureMode.HARD if ends else FailureMode.SKIP,
-            retry=step.retry,
-            timeout=step.timeout,
-            output_schema=step.output_schema,
             aliases=earlier,
             metadata={"step": step.name, "try": number},
         )
 
     def _once(self) -> list[Task]:
-        """Return the steps as tasks, each once under its own name, for validation."""
+        """Return the steps as tasks, each once under its own name."""
         names = [step.name for step in self._steps]
         return [
             Task(
@@ -359,6 +337,7 @@ class Workflow:
                 names[:index],
                 step.backend,
                 names[index - 1] if step.continues else None,
+                retry=step.retry,
                 timeout=step.timeout,
                 output_schema=step.output_schema,
             )
