@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, cast
 
-import anyio
 import click
 
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.cli import run_report
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import command_line, complete, json_option, store_option
+from plait.runner.cli.command_options import async_command, complete, json_option, print_next, store_option
+from plait.runner.cli.run_report import answering_command, list_waiting, print_json, print_watch_notice, question_facts
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
-from plait.runner.cli.waiting_questions import answering_command, list_waiting, print_watch_notice, question_facts
+from plait.runner.client.answer_task import How
 from plait.runner.client.store_place import (
     MAX_RUNS_SEARCHED,
     StorePlace,
@@ -34,7 +31,7 @@ from plait.runner.views.view_models import AskedView, QuestionView, view_json
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
-@click.command("answer")
+@async_command("answer")
 @click.argument("run", required=False, shell_complete=complete)
 @click.argument("task", required=False, shell_complete=complete)
 @click.argument("value", required=False)
@@ -49,16 +46,9 @@ from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 @click.option("--fail", metavar="REASON", help="Fail the task for this REASON.")
 @store_option
 @json_option
-def answer_command(
-    run: str | None,
-    task: str | None,
-    value: str | None,
-    done: str | None,
-    again: bool,
-    fail: str | None,
-    store_path: StorePlace,
-    as_json: bool,
-) -> int:
+async def answer_command(
+    run: str | None, task: str | None, value: str | None, store_path: StorePlace, as_json: bool, **settled: Any
+) -> None:
     """Answer the question of TASK in RUN (an id, the beginning of an id, or `last`) with VALUE: text, or JSON if the
     question has a schema. The first answer counts, also while another process runs the run.
 
@@ -68,58 +58,40 @@ def answer_command(
     A task marked at_most_once waits if the process died while the task was running: give --done, --again or --fail.
     --done and --fail also end a task that asks a question. `plait resume` continues the run.
     """
-    said: dict[AnswerKind, str | None] = {"value": value, "done": done, "again": "" if again else None, "fail": fail}
-    given = [AnswerChoice(kind, text) for kind, text in said.items() if text is not None]
+    settled["again"] = "" if settled["again"] else None
+    given = {name: text for name, text in {"value": value, **settled}.items() if text is not None}
     if run is None or task is None:
         if given:
             raise click.UsageError("name the run and the task that the answer is for")
-        return anyio.run(list_questions, run, store_path, as_json)
+        await _print_questions(run, store_path, as_json)
+        return
     if len(given) != 1:
         raise click.UsageError(
             "give one of VALUE, --done TEXT, --again and --fail REASON; without TASK, the open questions are printed"
         )
-    if not is_utf8(given[0].text):
+    ((kind, text),) = given.items()
+    if not is_utf8(text):
         raise click.BadParameter("the answer is not text in UTF-8")
-    return anyio.run(answer_task, (run, task), given[0], store_path, as_json)
-
-
-AnswerKind: TypeAlias = Literal["value", "done", "again", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerChoice:
-    """The answer of a person: a `value` for the question, or how the task is settled."""
-
-    kind: AnswerKind
-    text: str
-
-
-async def answer_task(which: tuple[str, str], choice: AnswerChoice, path: StorePlace, as_json: bool) -> int:
-    """Answer or settle the task `which` (run, task). Return the exit code."""
-    async with existing_store(path) as store:
-        record = await find_run(store, which[0])
-        task = await find_task(store, record, which[1])
+    async with existing_store(store_path) as store:
+        record = await find_run(store, run)
+        asked = await find_task(store, record, task)
         taken = True
-        if choice.kind == "value":
-            taken = await _submit_answer(store, record, task, choice.text)
+        if kind == "value":
+            taken = await _submit_answer(store, record, asked, text)
         else:
             print_watch_notice(record)
-            await (
-                TrustedBackends(store, note=print_note)
-                .runs()
-                .settle(record.run_id, task.task_id, choice.kind, choice.text)
-            )
+            runs = TrustedBackends(store, note=print_note).runs()
+            await runs.settle(record.run_id, task, cast("How", kind), text)
         record = await find_run(store, record.run_id)
     if as_json:
-        run_report.print_json({"run_id": record.run_id, "task_id": task.task_id, "answer": choice.kind, "taken": taken})
-        return COMPLETED
-    said = choice.text if choice.kind == "value" else choice.kind
-    print_note(f"task {task.task_id} of run {record.run_id} is answered: {said}{_describe_result(record, taken)}")
+        print_json({"run_id": record.run_id, "task_id": task, "answer": kind, "taken": taken})
+        return
+    said = text if kind == "value" else kind
+    print_note(f"task {task} of run {record.run_id} is answered: {said}{_describe_result(record, taken)}")
     if record.owner is None and RunStatus(record.status) not in RUN_DONE:
-        print_note(f"  {'resume':<9} {command_line(path, 'resume', record.run_id)}")
+        print_next(store_path, "resume", record.run_id)
     else:
-        print_note(f"  {'show':<9} {command_line(path, 'show', record.run_id, task.task_id)}")
-    return COMPLETED
+        print_next(store_path, "show", record.run_id, task)
 
 
 async def _submit_answer(store: Store, record: RunRecord, task: TaskRecord, text: str) -> bool:
@@ -132,20 +104,20 @@ async def _submit_answer(store: Store, record: RunRecord, task: TaskRecord, text
 def _describe_result(record: RunRecord, taken: bool) -> str:
     if record.owner is None:
         return ""
-    owner = f"process {record.owner.pid} on {record.owner.host}"
+    owner = record.owner.process
     if taken:
         return f"\n{owner} continues the task"
     return f"\n{owner} has not yet received the answer; if the process dies, the next `plait resume` uses it"
 
 
-async def list_questions(word: str | None, path: StorePlace, as_json: bool) -> int:
-    """Print the questions of the run that `word` names, or of every run in the store. Return the exit code."""
+async def _print_questions(word: str | None, path: StorePlace, as_json: bool) -> None:
+    """Print the questions of the run that `word` names, or of every run in the store."""
     async with read_only_store(path) as store:
         runs = [await find_run(store, word)] if word is not None else await _list_waiting_runs(store)
         found = [(run, [*await list_waiting(store, run.run_id), *await _list_interrupted(store, run)]) for run in runs]
     if as_json:
-        run_report.print_json([_as_json(one, path) for _, waiting in found for one in waiting])
-        return COMPLETED
+        print_json([_as_json(one, path) for _, waiting in found for one in waiting])
+        return
     for run, waiting in found:
         if waiting:
             _print_run(run, waiting, path)
@@ -153,7 +125,6 @@ async def list_questions(word: str | None, path: StorePlace, as_json: bool) -> i
         print_line(
             "nothing waits for a person" + (f" in run {visible(found[0][0].run_id)}" if word is not None else "")
         )
-    return COMPLETED
 
 
 async def _list_waiting_runs(store: Store) -> list[RunRecord]:

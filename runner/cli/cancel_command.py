@@ -5,28 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import anyio
-import click
-
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import command_line, hosts_option, json_option, run_argument, store_option
+from plait.runner.cli.command_options import (
+    async_command,
+    hosts_option,
+    json_option,
+    print_next,
+    run_argument,
+    store_option,
+)
+from plait.runner.cli.run_report import print_watch_notice
 from plait.runner.cli.terminal_output import print_note
-from plait.runner.cli.waiting_questions import print_watch_notice
 from plait.runner.client.store_place import StorePlace, existing_store, find_run
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS
 from plait.statuses import RUN_DONE, RunStatus
 
+_WAIT = CANCEL_GRACE_SECONDS + 3.0
+"""Seconds to wait for the end of the run: the grace time of running tasks, and the time until the owner reads the note.
+"""
 
-@click.command("cancel")
+
+@async_command("cancel")
 @run_argument
 @hosts_option
 @store_option
 @json_option
-def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path | None) -> int:
+async def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path | None) -> None:
     """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
 
     Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end, or as many as
@@ -35,18 +42,8 @@ def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path 
     Hosts of the run that cannot be reached are named. Cancel the run again when they are back, to end what still runs
     there.
     """
-    return anyio.run(cancel_run, run, store_path, as_json, hosts)
-
-
-_WAIT = CANCEL_GRACE_SECONDS + 3.0
-"""Seconds to wait for the end of the run: the grace time of running tasks, and the time until the owner reads the note.
-"""
-
-
-async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | None = None) -> int:
-    """Cancel the run that `word` names. Return the exit code."""
-    async with existing_store(path) as store:
-        record = await find_run(store, word)
+    async with existing_store(store_path) as store:
+        record = await find_run(store, run)
         had_ended = RunStatus(record.status) in RUN_DONE
         unreached: dict[str, Sequence[str]] = {}
         if not had_ended:
@@ -57,15 +54,13 @@ async def cancel_run(word: str, path: StorePlace, as_json: bool, hosts: Path | N
     if as_json:
         value = {"run_id": record.run_id, "status": status.value, "had_ended": had_ended, "unreached": unreached}
         run_report.print_json(value)
-    else:
-        print_note(f"run {record.run_id} {_describe_result(record, status, had_ended)}")
-        for host, tasks in unreached.items():
-            print_note(run_report.unreached_line(host, tasks))
-        if unreached:
-            given = () if hosts is None else ("--hosts", str(hosts))
-            print_note(f"  {'cancel':<9} {command_line(path, 'cancel', record.run_id, *given)}")
-        print_note(f"  {'show':<9} {command_line(path, 'show', record.run_id)}")
-    return COMPLETED
+        return
+    print_note(f"run {record.run_id} {_describe_result(record, status, had_ended)}")
+    for host, tasks in unreached.items():
+        print_note(run_report.unreached_line(host, tasks))
+    if unreached:
+        print_next(store_path, "cancel", record.run_id, *(() if hosts is None else ("--hosts", str(hosts))))
+    print_next(store_path, "show", record.run_id)
 
 
 def _describe_result(record: RunRecord, status: RunStatus, had_ended: bool) -> str:
@@ -77,7 +72,7 @@ def _describe_result(record: RunRecord, status: RunStatus, had_ended: bool) -> s
         return "is cancelled"
     if status in RUN_DONE:
         return f"ended first: its status is {status.value}"
-    owner = f"process {record.owner.pid} on {record.owner.host}" if record.owner else "its process"
+    owner = record.owner.process if record.owner else "its process"
     if shown_status(record) is RunStatus.CANCELLING:
         return f"is being cancelled: {owner} starts no further task, and is still ending running tasks"
     return f"is to be cancelled: {owner} has not yet answered; if the process dies, cancel or resume finishes the run"

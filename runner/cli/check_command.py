@@ -150,11 +150,12 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
     used = Counter(dag.backend_of(task) or default for task in dag)
     later = set[str]() if plan.policy is None else policy_backends(plan.policy, default) - used.keys()
     used.update(dict.fromkeys(sorted(later), 0))
+    steps = plan.policy.steps() if isinstance(plan.policy, Workflow) else ()
     return {
         "name": plan.name,
         "tasks": len(dag),
         "levels": max(layers(dag)) + 1,
-        "critical_path": _longest_path(plan),
+        "critical_path": [step.name for step in steps] or dag.critical_path(),
         "inputs": sorted(dag.inputs),
         "calls": {
             task.id: {
@@ -169,8 +170,3 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
             for name, number in used.items()
         },
     }
-
-
-def _longest_path(plan: Plan) -> list[str]:
-    steps = plan.policy.steps() if isinstance(plan.policy, Workflow) else ()
-    return [step.name for step in steps] or plan.dag.critical_path()

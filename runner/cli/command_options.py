@@ -7,10 +7,10 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +19,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.terminal_output import command
+from plait.runner.cli.terminal_output import command, print_note, redirect_prints
 from plait.runner.client.store_place import (
     DEFAULT_STORE,
     ServerAddress,
@@ -234,6 +234,23 @@ set_option = click.option(
 )
 
 
+def async_command(name: str) -> Callable[[Callable[..., Coroutine[Any, Any, int | None]]], click.Command]:
+    """Make an async function the command `name`: its arguments are the options, its docstring is the help, and it
+    returns the exit code, None for 0. Meanwhile `print` of a user's function goes to standard error.
+    """
+
+    def make(function: Callable[..., Coroutine[Any, Any, int | None]]) -> click.Command:
+        @wraps(function)
+        def call(**options: Any) -> int | None:
+            apply_log_options(options.get("log_style"), options.pop("log_level", ""))
+            with redirect_prints():
+                return anyio.run(partial(function, **options))
+
+        return click.command(name)(call)
+
+    return make
+
+
 def apply_log_options(style: str | None, level: str) -> None:
     """Write log lines to standard error if `--log` was given."""
     if style is None:
@@ -248,6 +265,11 @@ def command_line(store_path: StorePlace | None, *words: str) -> str:
     stated = masked_address(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
     store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
     return command(_program_name(), *words, *store)
+
+
+def print_next(place: StorePlace | None, *words: str) -> None:
+    """Print a command line that a person may want next, behind its name, on standard error."""
+    print_note(f"  {words[0]:<9} {command_line(place, *words)}")
 
 
 def _program_name() -> str:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-import anyio
 import click
 
 from plait.runner.cli import run_report
-from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import (
-    OutputOptions,
-    apply_log_options,
+    async_command,
     backends_option,
     complete,
     hosts_option,
@@ -23,14 +20,14 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.ctrl_c import end_at_second
-from plait.runner.cli.terminal_output import output, print_line, print_note, redirect_prints, visible, without_controls
-from plait.runner.cli.waiting_questions import print_watch_notice
+from plait.runner.cli.run_report import print_watch_notice
+from plait.runner.cli.terminal_output import output, print_line, print_note, visible, without_controls
 from plait.runner.client.store_place import existing_store, find_run, find_task, is_utf8
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.views.view_models import ReplyView
 
 
-@click.command("continue")
+@async_command("continue")
 @run_argument
 @click.argument("task", shell_complete=complete)
 @click.argument("message")
@@ -40,7 +37,7 @@ from plait.runner.views.view_models import ReplyView
 @store_option
 @json_option
 @log_options
-def continue_command(run: str, task: str, message: str, **options: Any) -> int:
+async def continue_command(run: str, task: str, message: str, **options: Any) -> None:
     """Send MESSAGE in the conversation of TASK in RUN (an id, the beginning of an id, or `last`) and print the answer.
 
     The turn is stored; the result of the task does not change.
@@ -49,31 +46,16 @@ def continue_command(run: str, task: str, message: str, **options: Any) -> int:
         raise click.BadParameter("the message is not text in UTF-8")
     if not message.strip():
         raise click.BadParameter("the message is empty")
-    apply_log_options(options["log_style"], options["log_level"])
-    with redirect_prints():
-        return anyio.run(
-            continue_task,
-            run,
-            task,
-            message,
-            FileOptions(options["plan"], options["backends"], options["hosts"]),
-            OutputOptions.of(options),
-        )
-
-
-async def continue_task(word: str, task_id: str, message: str, files: FileOptions, options: OutputOptions) -> int:
-    """Send `message` in the conversation of a task and print the answer. Return the exit code."""
-    assert options.store is not None
     end_at_second([signal.SIGINT])  # the first cancels this function
-    async with existing_store(options.store) as store:
-        record = await find_run(store, word)
-        await find_task(store, record, task_id)
+    async with existing_store(options["store_path"]) as store:
+        record = await find_run(store, run)
+        await find_task(store, record, task)
         print_watch_notice(record)
+        files = FileOptions(options["plan"], options["backends"], options["hosts"])
         runs = TrustedBackends(store, files, note=print_note).runs()
-        reply = await runs.continue_task(record.run_id, task_id, message)
-    if options.as_json:
-        run_report.print_json(ReplyView.of(record.run_id, task_id, reply))
-    else:
-        fit = visible if output().isatty() else without_controls
-        print_line(fit(reply.text).removesuffix("\n"))
-    return COMPLETED
+        reply = await runs.continue_task(record.run_id, task, message)
+    if options["as_json"]:
+        run_report.print_json(ReplyView.of(record.run_id, task, reply))
+        return
+    fit = visible if output().isatty() else without_controls
+    print_line(fit(reply.text).removesuffix("\n"))

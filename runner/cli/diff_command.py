@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import anyio
 import click
 
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import complete, json_option, store_option
+from plait.runner.cli.command_options import async_command, complete, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_field, print_line, print_section, visible
 from plait.runner.client.store_place import StorePlace, find_run, read_only_store
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.views.event_sentences import counted, seconds, tokens
 from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs
-from plait.runner.views.view_models import RunView, TaskView
+from plait.runner.views.view_models import TaskView
 from plait.usage import Usage, cost
 
 _CONTEXT = 8
@@ -23,38 +21,34 @@ _CONTEXT = 8
 _MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 
 
-@click.command("diff")
+@async_command("diff")
 @click.argument("a", metavar="RUN", shell_complete=complete)
 @click.argument("b", metavar="OTHER", shell_complete=complete)
 @store_option
 @json_option
-def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) -> int:
+async def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) -> None:
     """Compare RUN with OTHER, task by task: prompt, result, status, tokens, cost and time, and the first task where the
     runs parted.
 
     Words of RUN alone are shown as [-these-], words of OTHER alone as {+these+}. Parts of a `for_each` are compared by
     their element, not by their number.
     """
-    return anyio.run(diff, store_path, a, b, as_json)
-
-
-async def diff(path: StorePlace, a: str, b: str, as_json: bool) -> int:
-    """Print the differences between the runs that `a` and `b` name. Return the exit code."""
-    async with read_only_store(path) as store:
+    async with read_only_store(store_path) as store:
         before, after = await find_run(store, a), await find_run(store, b)
         comparison = await compare_runs(store, before.run_id, after.run_id)
     if as_json:
         print_json(comparison)
-        return COMPLETED
+        return
     for name, run in (("run", comparison.a), ("other", comparison.b)):
-        print_field(name, f"{visible(run.run_id)}, {', '.join(_facts(run.status, run.usage, _duration(run)))}")
+        ends = run.started_at, run.ended_at
+        took = None if None in ends else parse_time(run.ended_at or "") - parse_time(run.started_at or "")
+        print_field(name, f"{run.run_id}, {', '.join(_facts(run.status, run.usage, took))}")
     for task in comparison.tasks[:1]:
         print_field("parted", f"at {_head(task)}")
     for task in comparison.tasks:
         _print_difference(task)
     changed = counted(len(comparison.tasks), "task")
     print_line(f"{chr(10) if comparison.tasks else ''}{changed} changed, {comparison.same:,} the same")
-    return COMPLETED
 
 
 def _head(task: TaskDifference) -> str:
@@ -87,12 +81,6 @@ def _facts_of(task: TaskView) -> str:
 
 def _facts(status: str, usage: Usage, duration: float | None) -> Iterator[str]:
     yield from filter(None, [status, tokens(usage, " tokens"), cost(usage), seconds(duration)])
-
-
-def _duration(run: RunView) -> float | None:
-    if run.started_at is None or run.ended_at is None:
-        return None
-    return parse_time(run.ended_at) - parse_time(run.started_at)
 
 
 def _marked(pieces: Sequence[Piece]) -> str:

@@ -1,27 +1,33 @@
-"""`plait doctor`: check whether this machine, its agents and the store are fit."""
+"""`plait doctor`: check whether this machine, its agents and the store are fit; with `--hosts`, the hosts of a plan."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shlex import quote
+from typing import Any, cast
 
 import anyio
 import click
 
-from plait.backends.agents.agent_catalog import Installed, look_for_agents
+from plait.backends.agents.agent_catalog import AGENTS, Installed, look_for_agents
 from plait.backends.extras import install_command
+from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost, probe_hosts
 from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.child_manifest import AtWork, agents_at_work, left_over_servers
+from plait.backends.specs.host_specs import DaskHostsPart
 from plait.errors import StoreError
-from plait.events import Owner
+from plait.events import HostAway
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
 from plait.persistence.sqlite_file import unfinished_files
@@ -29,21 +35,24 @@ from plait.persistence.store_health import MOST_NAMED, Finding, Fitness, checksu
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_line import COMPLETED, STORE
 from plait.runner.cli.command_options import command_line, json_option, store_option
-from plait.runner.cli.doctor_hosts import check_hosts
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, findings_json, print_findings
-from plait.runner.client.backend_set import hosts_in_use
+from plait.runner.cli.terminal_output import as_line, columns, print_line, print_note, print_table
+from plait.runner.client.backend_set import HostsInUse, hosts_in_use
 from plait.runner.client.store_place import (
     DEFAULT_STORE,
+    MAX_RUNS_SEARCHED,
     ServerAddress,
     StorePlace,
     open_server,
     read_only_store,
     stores_backends,
 )
+from plait.runner.domain.asked_question import parse_time
+from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.engine.lease import Liveness, liveness, seems_free, shown_status
-from plait.runner.state.attempt_files import run_folder
+from plait.runner.state.attempt_files import files_root, run_folder
 from plait.runner.views.event_sentences import counted, size
+from plait.runner.views.read_views import away_hosts
 from plait.statuses import RUN_DONE, RunStatus
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -74,22 +83,25 @@ def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | Non
     workers of a Dask cluster that are gone are printed only then. A host that cannot be used is bad.
     """
     if hosts_file is not None:
-        return anyio.run(check_hosts, hosts_in_use(hosts_file), store_path, as_json)
+        return anyio.run(_check_hosts, hosts_in_use(hosts_file), store_path, as_json)
     agents, memory = anyio.run(look_for_agents), available_memory()
     findings = [*_check_machine(store_path), *_check_agents(agents, memory)]
-    findings += [*_check_store(store_path), *_check_children(store_path)]
+    findings += _check_store(store_path)
     if as_json:
         worst = max((one.fitness for one in findings), key=list(Fitness).index)
-        checked = {"verdict": worst.value, "store": str(store_path), "checks": findings_json(findings)}
+        checked = {"verdict": worst.value, "store": str(store_path), "checks": _findings_json(findings)}
         print_json({**checked, "agents": _agents_json(agents, memory)})
     else:
-        print_findings(findings)
+        _print_findings(findings)
     return STORE if any(one.fitness is Fitness.BAD for one in findings) else COMPLETED
 
 
 def _check_machine(path: StorePlace) -> Iterator[Finding]:
     yield Finding("python", Fitness.OK, f"{platform.python_version()}, plait {version('plait')}")
-    yield _agent_library()
+    try:  # without the library of `kind: pydantic-ai`, plans without that kind run as well
+        yield Finding("pydantic-ai", Fitness.OK, version("pydantic-ai-slim"))
+    except PackageNotFoundError:
+        yield Finding("pydantic-ai", Fitness.OK, f"not installed; run: {install_command('pydantic-ai')}")
     yield health.library()
     yield _check_prices()
     if not isinstance(path, Path):
@@ -196,14 +208,6 @@ def _check_prices() -> Finding:
     return Finding("prices", Fitness.OK, f"genai-prices {number}, installed on {day}; never fetched from the network")
 
 
-def _agent_library() -> Finding:
-    """Return the version of the library of `kind: pydantic-ai`. Without it, plans without that kind run as well."""
-    try:
-        return Finding("pydantic-ai", Fitness.OK, version("pydantic-ai-slim"))
-    except PackageNotFoundError:
-        return Finding("pydantic-ai", Fitness.OK, f"not installed; run: {install_command('pydantic-ai')}")
-
-
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -211,27 +215,51 @@ def _exists(path: Path) -> bool:
         return True
 
 
-def _check_store(given: StorePlace) -> Iterator[Finding]:
-    if not isinstance(given, Path):
-        findings = anyio.run(_check_server, given)
-        yield from findings
-        if not any(one.check == "store" and one.fitness is Fitness.BAD for one in findings):
-            yield from _check_runs(given)
-        return
-    path = given.absolute()
+def _check_store(place: StorePlace) -> Iterator[Finding]:
+    """Check the store, its runs, and what its runs have left behind on this machine."""
+    runs: Sequence[RunRecord] = ()
+    root = None
+    findings = list(_check_file(place) if isinstance(place, Path) else anyio.run(_check_server, place))
+    yield from findings
+    is_readable = all(one.fitness is not Fitness.BAD for one in findings if one.check in {"store", "file"})
+    if isinstance(place, Path):
+        root = SQLiteStore(place, mode="read").files_root
+        is_readable = is_readable and (_exists(place) or place != DEFAULT_STORE)
+    if is_readable:
+        try:
+            runs, resumable, root = anyio.run(_read_store, place)
+        except StoreError as error:
+            yield Finding("runs", Fitness.BAD, str(error))
+        else:
+            yield from _check_runs(place, runs, resumable)
+    left = list(_check_model_servers())
+    if root is not None and _exists(root) and (at_work := agents_at_work(root)):
+        left += _check_left_over(at_work, root, runs, place)
+    yield from left or [Finding("children", Fitness.OK, "none left behind")]
+
+
+def _check_file(place: Path) -> Iterator[Finding]:
+    path = place.absolute()
     if _exists(path):
         yield Finding("store", Fitness.OK, str(path))
         yield from _check_permissions(path)
     yield from _check_unfinished(path)
-    if given == DEFAULT_STORE and not _exists(path):
+    if place == DEFAULT_STORE and not _exists(path):
         yield Finding("store", Fitness.OK, f"no store at {DEFAULT_STORE} yet", "`plait run PLAN` makes one")
-        return
-    readable = True
-    for finding in health.file(path):
-        readable = readable and finding.check != "file"
-        yield finding
-    if readable:
-        yield from _check_runs(given)
+    else:
+        yield from health.file(path)
+
+
+async def _read_store(place: StorePlace) -> tuple[Sequence[RunRecord], set[str], Path | None]:
+    """Return all runs, the ids of the interrupted runs (those that are printed) that the command can resume, and the
+    folder of the files of runs.
+    """
+    async with read_only_store(place) as store:
+        runs = await store.list_runs(_ALL)
+        shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_RUNS]
+        whole = [await store.get_run(run_id) for run_id in shown]
+        resumable = {run.run_id for run in whole if run is not None and stores_backends(run)}
+        return runs, resumable, files_root(store)
 
 
 def _check_unfinished(path: Path) -> Iterator[Finding]:
@@ -245,45 +273,23 @@ def _check_unfinished(path: Path) -> Iterator[Finding]:
         yield Finding("left over", Fitness.WARNING, what, "a run that starts an hour later removes them")
 
 
-def _check_runs(path: StorePlace) -> Iterator[Finding]:
-    try:
-        runs, resumable = anyio.run(_list_runs_and_resumable, path)
-    except StoreError as error:
-        yield Finding("runs", Fitness.BAD, str(error))
-        return
+def _check_runs(path: StorePlace, runs: Sequence[RunRecord], resumable: Collection[str]) -> Iterator[Finding]:
     states = [(run, shown_status(run)) for run in runs]
     interrupted = [run for run, status in states if status is RunStatus.INTERRUPTED]
     under_way = [run for run, status in states if run.owner and status not in RUN_DONE | {RunStatus.INTERRUPTED}]
     if not interrupted and not under_way:
         yield Finding("runs", Fitness.OK, f"{counted(len(runs), 'run')}, none running or interrupted")
-    yield from map(_active_finding, under_way)
+    for run in under_way:
+        by = f"{run.owner.process} since {run.owner.claimed_at}" if run.owner else "nobody"
+        yield Finding("runs", Fitness.OK, f"{run.run_id} is being run by {by}")
     yield from _interrupted_findings(path, interrupted, resumable)
-
-
-async def _all_runs(path: StorePlace) -> tuple[RunRecord, ...]:
-    async with read_only_store(path) as store:
-        return await store.list_runs(_ALL)
-
-
-async def _list_runs_and_resumable(path: StorePlace) -> tuple[tuple[RunRecord, ...], set[str]]:
-    """Return all runs, and the ids of the interrupted runs (those that are printed) that the command can resume."""
-    async with read_only_store(path) as store:
-        runs = await store.list_runs(_ALL)
-        shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_RUNS]
-        whole = [await store.get_run(run_id) for run_id in shown]
-        return runs, {run.run_id for run in whole if run is not None and stores_backends(run)}
-
-
-def _active_finding(run: RunRecord) -> Finding:
-    owner = run.owner
-    by = f"process {owner.pid} on {owner.host} since {owner.claimed_at}" if owner else "nobody"
-    return Finding("runs", Fitness.OK, f"{run.run_id} is being run by {by}")
 
 
 def _interrupted_findings(path: StorePlace, runs: list[RunRecord], resumable: Collection[str]) -> Iterator[Finding]:
     for run in runs[:_RUNS]:
         owner = run.owner
-        whose = f": process {owner.pid} on {owner.host} {_owner_state(owner)}" if owner else ""
+        gone = owner is not None and liveness(owner) is Liveness.DEAD
+        whose = f": {owner.process} {'is gone' if gone else 'has not renewed its claim'}" if owner else ""
         advice = command_line(path, "resume", run.run_id)
         if run.run_id not in resumable:
             advice = f"resume the run from Python, or name its backends: {advice} --backends FILE"
@@ -294,15 +300,6 @@ def _interrupted_findings(path: StorePlace, runs: list[RunRecord], resumable: Co
         yield Finding("runs", Fitness.WARNING, more, command_line(path, "runs", "--limit", "1000"))
 
 
-def _owner_state(owner: Owner) -> str:
-    return "is gone" if liveness(owner) is Liveness.DEAD else "has not renewed its claim"
-
-
-def _check_children(path: StorePlace) -> Iterator[Finding]:
-    left = [*_check_model_servers(), *_check_agents_at_work(path)]
-    yield from left or [Finding("children", Fitness.OK, "none left behind")]
-
-
 def _check_model_servers() -> Iterator[Finding]:
     pids = left_over_servers()
     if pids is None:
@@ -311,30 +308,6 @@ def _check_model_servers() -> Iterator[Finding]:
         shown = " ".join(map(str, pids))
         found = f"{counted(len(pids), 'model server')} left behind by a process that is gone: {shown}"
         yield Finding("children", Fitness.WARNING, found, f"kill {shown}")
-
-
-def _check_agents_at_work(path: StorePlace) -> Iterator[Finding]:
-    root = SQLiteStore(path, mode="read").files_root if isinstance(path, Path) else _files_root(path)
-    left = agents_at_work(root) if root is not None and _exists(root) else []
-    if root is not None and left:
-        try:
-            runs = anyio.run(_all_runs, path) if not isinstance(path, Path) or _exists(path) else ()
-        except StoreError:  # another finding reports the store; the agents are worth a line all the same
-            runs = ()
-        yield from _check_left_over(left, root, runs, path)
-
-
-def _files_root(place: ServerAddress) -> Path | None:
-    """Return the folder of the store on this host; None if the server cannot be reached."""
-    try:
-        return anyio.run(_read_files_root, place)
-    except StoreError:  # another finding reports the store
-        return None
-
-
-async def _read_files_root(place: ServerAddress) -> Path | None:
-    async with open_server(place, "read") as store:
-        return store.files_root
 
 
 def _check_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Finding]:
@@ -419,21 +392,16 @@ def _check_left_over(
         run = by_folder.get(name)
         if run is not None and not seems_free(run):
             continue
-        shown = ", ".join(_describe_agent(one, root) for one in those)
+        pids = [" ".join(map(str, one.pids)) for one in those]
+        tasks = [(one.folder.relative_to(root).parts[1:2] or ["?"])[0] for one in those]
+        each = zip(tasks, those, pids, strict=True)
+        shown = ", ".join(f"{task} ({one.kind}, process {processes})" for task, one, processes in each)
         what = f"{counted(len(those), 'agent')} of run {name} still running after the end of the plait process: {shown}"
-        yield Finding("children", Fitness.WARNING, as_line(what), _advice_for(run, those, path))
-
-
-def _describe_agent(one: AtWork, root: Path) -> str:
-    task = one.folder.relative_to(root).parts[1:2]
-    pids = " ".join(map(str, one.pids))
-    return f"{task[0] if task else '?'} ({one.kind}, process {pids})"
-
-
-def _advice_for(run: RunRecord | None, those: Sequence[AtWork], path: StorePlace) -> str:
-    if run is None or RunStatus(run.status) in RUN_DONE:
-        return f"kill {' '.join(str(pid) for one in those for pid in one.pids)}"
-    return f"{command_line(path, 'resume', run.run_id)} takes over their work"
+        if run is None or RunStatus(run.status) in RUN_DONE:
+            advice = f"kill {' '.join(pids)}"
+        else:
+            advice = f"{command_line(path, 'resume', run.run_id)} takes over their work"
+        yield Finding("children", Fitness.WARNING, as_line(what), advice)
 
 
 async def _check_server(place: ServerAddress) -> list[Finding]:
@@ -449,3 +417,151 @@ async def _check_server(place: ServerAddress) -> list[Finding]:
             return [fit, *durability, checksums(*await store.check_rows())]
     except StoreError as error:
         return [Finding("store", Fitness.BAD, str(error))]
+
+
+_ANSWER_S = 120.0
+"""Seconds for `plait doctor` on a host, which starts each agent for its version."""
+_AGENTS = frozenset(agent.name for agent in AGENTS)
+"""The checks that are printed even if all is well there; the others would fill the page."""
+_SUCCEEDED = frozenset({0, 3})
+"""The exit codes with findings: no check is bad, or some are."""
+
+
+async def _check_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json: bool) -> int:
+    """Print the state of each host, and the findings about those that answer. Return the exit code."""
+    states: list[tuple[HostsInUse, list[HostState]]] = []
+    findings: list[Finding] = []
+    for group in groups:
+        known, there = await _visit(group)
+        states.append((group, known))
+        findings += there
+    away = await _away_hosts(place) if any(_may_lack(*one) for one in states) else ()
+    hosts = [
+        (group.name, state, _away_since(group.name, state, away))
+        for group, known in states
+        for state in [*known, *_gone(group, known, away)]
+    ]
+    is_bad = not all(state.is_usable for _, state, _ in hosts) or any(one.fitness is Fitness.BAD for one in findings)
+    if as_json:
+        listed = [{"hosts": name, **asdict(state), "away_since": since} for name, state, since in hosts]
+        print_json({"hosts": listed, "checks": _findings_json(findings)})
+    else:
+        heads = ("hosts", "name", "slots", "at work", "version", "state")
+        rows = [heads, *(_row(*one) for one in hosts)]
+        print_table(rows, 5, [None] * len(rows), frozenset({2, 3}))
+        if findings:
+            print_line("")
+            _print_findings(findings)
+    return STORE if is_bad else COMPLETED
+
+
+async def _visit(group: HostsInUse) -> tuple[list[HostState], list[Finding]]:
+    """Return the states of the hosts of the group, and the findings of `plait doctor` on each that can be used, all
+    asked at once.
+    """
+    found: dict[int, list[Finding]] = {}
+
+    async def check(index: int, host: ReachableHost) -> None:
+        found[index] = await _doctor(host)
+
+    try:
+        async with group.part.make().reachable(group.needs) as hosts:
+            states = await probe_hosts(hosts)
+            async with anyio.create_task_group() as beside:
+                for index, (host, state) in enumerate(zip(hosts, states, strict=True)):
+                    if state.is_usable:
+                        beside.start_soon(check, index, host)
+            none = HostState(
+                group.part.way, 0, problem="no worker that offers resources; start workers, with --resources"
+            )
+            return states or [none], [one for index in sorted(found) for one in found[index]]
+    except HostUnreachable as error:
+        return [HostState(group.part.way, 0, problem=f"away: {error}")], []
+
+
+async def _doctor(host: ReachableHost) -> list[Finding]:
+    with anyio.move_on_after(_ANSWER_S):
+        answer = await host.run(("doctor", "--json"))
+        if answer.code in _SUCCEEDED:
+            checks = cast("list[dict[str, Any]]", json.loads(answer.output)["checks"])
+            return [
+                Finding(f"{host.name}: {one['check']}", Fitness(one["verdict"]), one["found"], one["advice"])
+                for one in checks
+                if one["verdict"] != Fitness.OK.value or one["check"] in _AGENTS
+            ]
+        return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor exited with {answer.code} there")]
+    return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor did not end within {_ANSWER_S:g} s there")]
+
+
+def _may_lack(group: HostsInUse, states: Iterable[HostState]) -> bool:
+    """Return whether runs may wait for a host of the group: one that does not answer, or one that is not listed."""
+    return isinstance(group.part, DaskHostsPart) or any(state.version is None for state in states)
+
+
+async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], HostAway]]:
+    """Return the hosts that running runs in the store wait for, each with the groups of hosts of the run."""
+    if isinstance(place, Path) and not place.exists():  # nothing has run yet
+        return ()
+    found: list[tuple[Collection[str], HostAway]] = []
+    try:
+        async with read_only_store(place) as store:
+            for run in await store.list_runs(MAX_RUNS_SEARCHED):
+                if away := await away_hosts(store, run):
+                    groups = _groups_of(await store.get_run(run.run_id))
+                    found += [(groups, one) for one in away.values()]
+    except StoreError as error:
+        print_note(f"the store does not say since when hosts are away: {as_line(str(error))}")
+    return found
+
+
+def _groups_of(run: RunRecord | None) -> Collection[str]:
+    """Return the names of the groups of hosts that the backends of the run are placed on."""
+    if run is None:
+        return ()
+    backends: Mapping[str, Mapping[str, Any]] = json.loads(run.settings).get("backends", {})
+    return {str(spec["on"]) for spec in backends.values() if "on" in spec}
+
+
+def _gone(
+    group: HostsInUse, states: Iterable[HostState], away: Iterable[tuple[Collection[str], HostAway]]
+) -> list[HostState]:
+    """Return the workers of a Dask cluster that a run waits for, and the scheduler has no longer."""
+    if not isinstance(group.part, DaskHostsPart):
+        return []
+    listed = {state.name for state in states}
+    gone = {one.host: one for groups, one in away if group.name in groups and one.host not in listed}
+    return [HostState(name, 0, problem=f"away: {one.reason}") for name, one in sorted(gone.items())]
+
+
+def _away_since(group: str, state: HostState, away: Iterable[tuple[Collection[str], HostAway]]) -> str | None:
+    """Return the earliest time since which a run waits for the host of the group; None for a host that answers.
+
+    The run of a Python program names no groups, and counts for each.
+    """
+    if state.version is not None:
+        return None
+    found = [one.since for groups, one in away if one.host == state.name and (group in groups or not groups)]
+    return min((since for since in found if since is not None), default=None)
+
+
+def _row(group: str, state: HostState, since: str | None) -> tuple[str, ...]:
+    at_work = "" if state.at_work is None else str(state.at_work)
+    found = "ready" if state.problem is None else as_line(state.problem)
+    if since is not None:
+        found = f"away since {clock_time(parse_time(since), time.time())}{found.removeprefix('away')}"
+    return group, state.name, str(state.slots), at_work, state.version or "", found
+
+
+def _findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """Return the findings of `plait doctor` for JSON."""
+    return [
+        {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings
+    ]
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    """Print the findings of `plait doctor`, a line each."""
+    rows = columns((one.fitness.value, one.check) for one in findings)
+    for one, (verdict, check) in zip(findings, rows, strict=True):
+        advice = f"; {as_line(one.advice)}" if one.advice else ""
+        print_line(f"{verdict}  {check}  {as_line(one.found)}{advice}")

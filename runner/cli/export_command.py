@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
 
 from plait.clock_and_ids import Clock, trace_id
-from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import json_option, run_argument, store_option
-from plait.runner.cli.output_files import write_file
+from plait.runner.cli.command_options import async_command, json_option, run_argument, store_option
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_note
+from plait.runner.cli.terminal_output import as_line, print_note, write_file
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, read_only_store, runs_of_plan
 from plait.runner.engine.lease import shown_status
@@ -30,7 +24,7 @@ _FORMATS = (".csv", ".jsonl")
 _FOLLOW_S = 1.0
 
 
-@click.command("export")
+@async_command("export")
 @run_argument
 @click.option(
     "--to",
@@ -57,7 +51,7 @@ _FOLLOW_S = 1.0
 @click.option("--content", is_flag=True, help="With --otlp, also send the prompts and answers.")
 @store_option
 @json_option
-def export_command(run: str, store_path: StorePlace, as_json: bool, **options: Any) -> int:
+async def export_command(run: str, store_path: StorePlace, as_json: bool, **options: Any) -> None:
     """Write a row for each task of RUN, and for each part of a `for_each`, with its item, result, error and usage; or
     send RUN as a trace, with a span for the run, each task and each attempt that has ended.
 
@@ -70,15 +64,17 @@ def export_command(run: str, store_path: StorePlace, as_json: bool, **options: A
     if options["as_trace"]:
         if file is not None or pattern is not None or options["raw"]:
             raise click.UsageError("--otlp sends the whole run; leave --to, --task and --raw out")
-        send = partial(_send_trace, is_followed=is_followed, has_content=has_content, as_json=as_json)
-        return anyio.run(send, store_path, run, of)
+        await _send_trace(store_path, run, of, is_followed=is_followed, has_content=has_content, as_json=as_json)
+        return
     if file is None:
         raise click.UsageError("name a file with --to results.csv, or send a trace with --otlp")
     if is_followed or has_content:
         raise click.UsageError("--follow and --content belong to --otlp")
     if file.suffix.lower() not in _FORMATS:
         raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
-    found, rows = anyio.run(_read_rows, store_path, run, of, pattern or "*")
+    async with read_only_store(store_path) as store:
+        found = await find_run(store, run, of)
+        rows = await Runs(RunOptions(store=store)).export(found.run_id, pattern or "*")
     is_table = file.suffix.lower() == ".csv"
     write_file(file, as_csv(rows, raw=options["raw"]) if is_table else as_json_lines(rows), private=True)
     if as_json:
@@ -87,21 +83,12 @@ def export_command(run: str, store_path: StorePlace, as_json: bool, **options: A
         status = shown_status(found).value
         named = as_line(f"{found.name}, {status}" if found.name else status)
         print_note(f"{counted(len(rows), 'row')} of run {found.run_id} ({named}) in {file}")
-    return COMPLETED
-
-
-async def _read_rows(
-    path: StorePlace, word: str, of: RunsOfPlan | None, pattern: str
-) -> tuple[RunRecord, Sequence[dict[str, Any]]]:
-    async with read_only_store(path) as store:
-        run = await find_run(store, word, of)
-        return run, await Runs(RunOptions(store=store)).export(run.run_id, pattern)
 
 
 async def _send_trace(
     path: StorePlace, word: str, of: RunsOfPlan | None, *, is_followed: bool, has_content: bool, as_json: bool
-) -> int:
-    """Send the spans of the run that `word` names. Return the exit code."""
+) -> None:
+    """Send the spans of the run that `word` names."""
     collector, clock = Collector.of_environment(os.environ), Clock()
     sender, sent = SpanSender(collector, clock), 0
     async with read_only_store(path) as store:
@@ -121,4 +108,3 @@ async def _send_trace(
         print_json({"run_id": run.run_id, "trace_id": trace_id(run.run_id), "spans": sent, "url": collector.url})
     else:
         print_note(f"{counted(sent, 'span')} of run {run.run_id} sent to {collector.url}")
-    return COMPLETED

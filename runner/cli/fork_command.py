@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import click
 
 from plait.errors import InvalidRequest
@@ -19,7 +17,7 @@ from plait.runner.cli.command_options import (
     KINDS,
     OutputOptions,
     again_option,
-    apply_log_options,
+    async_command,
     backends_option,
     complete,
     concurrency_option,
@@ -35,7 +33,7 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_reuse, require_again, summarize_reuse
-from plait.runner.cli.terminal_output import print_note, redirect_prints
+from plait.runner.cli.terminal_output import print_note
 from plait.runner.client.store_place import existing_store, find_run, is_utf8, read_only_store, runs_of_plan
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.plan.plan_inputs import converted
@@ -88,7 +86,7 @@ _backend_option = click.option(
 )
 
 
-@click.command("fork")
+@async_command("fork")
 @run_argument
 @click.option("--from", "start", metavar="TASK", help="Run on from TASK, with everything behind TASK.")
 @click.option("--only", metavar="TASK", help="Run TASK alone, and print its result: the same as `plait try RUN TASK`.")
@@ -106,7 +104,7 @@ _backend_option = click.option(
 @quiet_option
 @verbose_option
 @log_options
-def fork_command(start: str | None, only: str | None, **options: Any) -> int:
+async def fork_command(start: str | None, only: str | None, **options: Any) -> int:
     """Start a new run from TASK of RUN (an id, the beginning of an id, or `last`), which may have ended, failed or been
     interrupted. RUN does not change.
 
@@ -116,10 +114,10 @@ def fork_command(start: str | None, only: str | None, **options: Any) -> int:
     task = only if start is None else start
     if task is None or None not in {start, only}:
         raise click.UsageError("give either --from TASK or --only TASK")
-    return _run(options, task, only=start is None)
+    return await _run_fork(options, task, only=start is None)
 
 
-@click.command("try")
+@async_command("try")
 @run_argument
 @click.argument("task", shell_complete=complete)
 @click.option("--prompt-file", metavar="FILE", type=click.Path(path_type=Path), help="Use the prompt in FILE.")
@@ -133,23 +131,17 @@ def fork_command(start: str | None, only: str | None, **options: Any) -> int:
 @quiet_option
 @verbose_option
 @log_options
-def try_command(task: str, prompt_file: Path | None, **options: Any) -> int:
+async def try_command(task: str, prompt_file: Path | None, **options: Any) -> int:
     """Run TASK of RUN (an id, the beginning of an id, or `last`) alone, on the inputs recorded in RUN, and print the
     result: `plait fork RUN --only TASK`. RUN does not change; the attempt is kept as a run of its own.
     """
     prompts = {} if prompt_file is None else {task: _read_text(prompt_file)}
-    return _run({**options, "prompts": prompts, "inputs": {}, "results": {}}, task, only=True)
+    return await _run_fork({**options, "prompts": prompts, "inputs": {}, "results": {}}, task, only=True)
 
 
-def _run(options: Mapping[str, Any], task: str, *, only: bool) -> int:
-    apply_log_options(options["log_style"], options["log_level"])
-    output = replace(OutputOptions.of(options), result_of=task if only else None)
-    with redirect_prints():
-        return anyio.run(partial(_run_fork, options, output, task, only=only))
-
-
-async def _run_fork(options: Mapping[str, Any], output: OutputOptions, task: str, *, only: bool) -> int:
+async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int:
     """Make a run from a stored run and show it to its end, or print its preview. Return the exit code."""
+    output = replace(OutputOptions.of(options), result_of=task if only else None)
     files = FileOptions(options["plan"], options["backends"])
     open_store = read_only_store if options["dry_run"] else existing_store
     async with open_store(options["store_path"]) as store:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 
-import anyio
 import click
 
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import json_option, store_option
+from plait.runner.cli.command_options import async_command, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, print_note
-from plait.runner.client.retention import Deletion
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import StorePlace, existing_store, read_only_store
 from plait.runner.engine.run_options import RunOptions
@@ -29,7 +26,7 @@ def _parse_age(_context: click.Context, _parameter: click.Parameter, value: str 
     return int(found[1]) * _UNITS[found[2]]
 
 
-@click.command("gc")
+@async_command("gc")
 @click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the N newest ended runs.")
 @click.option(
     "--older-than",
@@ -40,7 +37,9 @@ def _parse_age(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.option("--dry-run", is_flag=True, help="Only print the runs that would be deleted.")
 @store_option
 @json_option
-def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_path: StorePlace, as_json: bool) -> int:
+async def gc_command(
+    keep: int | None, older_than: float | None, dry_run: bool, store_path: StorePlace, as_json: bool
+) -> None:
     """Delete ended runs (completed, failed or cancelled) for good, with everything stored of each run, and shrink the
     file.
 
@@ -49,15 +48,17 @@ def gc_command(keep: int | None, older_than: float | None, dry_run: bool, store_
     """
     if keep is None and older_than is None:
         raise click.UsageError("choose the runs to delete: --keep N, --older-than AGE, or both")
-    return anyio.run(_delete, store_path, keep, older_than, dry_run, as_json)
-
-
-async def _delete(place: StorePlace, keep: int | None, older_than: float | None, dry_run: bool, as_json: bool) -> int:
-    async with read_only_store(place) if dry_run else existing_store(place) as store:
+    async with read_only_store(store_path) if dry_run else existing_store(store_path) as store:
         runs = Runs(RunOptions(store=store))
         deletion = await runs.delete(keep=keep, older_than=older_than, dry_run=dry_run)
     if as_json:
-        print_json(_as_json(deletion, dry_run))
+        fields = ("run_id", "name", "status", "ended_at")
+        each = [
+            {**{name: getattr(run, name) for name in fields}, "size_bytes": deletion.sizes.get(run.run_id, 0)}
+            for run in deletion.runs
+        ]
+        counts = {"kept": deletion.kept, "freed_bytes": deletion.freed_bytes, "remains": deletion.remains}
+        print_json({"dry_run": dry_run, "runs": each, **counts})
     else:
         for run in deletion.runs:
             held = size(deletion.sizes.get(run.run_id, 0))
@@ -67,23 +68,3 @@ async def _delete(place: StorePlace, keep: int | None, older_than: float | None,
         print_line(f"{done} {counted(len(deletion.runs), 'run')}{freed}; {deletion.kept:,} kept")
     if deletion.remains is not None:
         print_note(f"plait: {deletion.remains}")
-    return COMPLETED
-
-
-def _as_json(deletion: Deletion, dry_run: bool) -> dict[str, object]:
-    return {
-        "dry_run": dry_run,
-        "runs": [
-            {
-                "run_id": run.run_id,
-                "name": run.name,
-                "status": run.status,
-                "ended_at": run.ended_at,
-                "size_bytes": deletion.sizes.get(run.run_id, 0),
-            }
-            for run in deletion.runs
-        ],
-        "kept": deletion.kept,
-        "freed_bytes": deletion.freed_bytes,
-        "remains": deletion.remains,
-    }

@@ -13,9 +13,8 @@ import click
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import PLAN_SUFFIXES, complete, json_option, read_plan, set_option, store_option
-from plait.runner.cli.output_files import write_file
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_line, visible
+from plait.runner.cli.terminal_output import as_line, print_line, visible, write_file
 from plait.runner.client.store_place import StorePlace, find_run, read_only_store
 from plait.runner.domain.dag import DAG
 from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import anyio
@@ -22,9 +21,16 @@ from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED
-from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
+from plait.runner.cli.command_options import (
+    async_command,
+    complete,
+    json_option,
+    print_next,
+    run_argument,
+    store_option,
+)
 from plait.runner.cli.run_report import EXIT_CODES
-from plait.runner.cli.terminal_output import as_line, coloured, print_line, print_note, visible
+from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_note, visible
 from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
 from plait.runner.engine.lease import shown_status
 from plait.runner.views.event_sentences import sentence, short
@@ -33,14 +39,16 @@ from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus
 
 
-@click.command("log")
+@async_command("log")
 @run_argument
 @click.argument("task", required=False, shell_complete=complete)
 @click.option("-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended.")
 @click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Print only the last N lines.")
 @store_option
 @json_option
-def log_command(run: str, task: str | None, store_path: StorePlace, as_json: bool, **options: Any) -> int:
+async def log_command(
+    run: str, task: str | None, follow: bool, lines: int | None, store_path: StorePlace, as_json: bool
+) -> int:
     """Print the history of RUN (an id, the beginning of an id, or `last`), or of TASK in the run: each event with its
     time and cost, and between the events the output of agents and the messages of conversations.
 
@@ -48,8 +56,21 @@ def log_command(run: str, task: str | None, store_path: StorePlace, as_json: boo
     plait was killed is followed as well. If no process works on the run any more, the exit code is 6. With --json, each
     line is a JSON object. With -n and --follow, print the last N lines, then those that are added.
     """
-    show = partial(_print_log, is_followed=options["follow"], lines=options["lines"], as_json=as_json)
-    return anyio.run(show, store_path, run, task)
+    async with read_only_store(store_path) as store:
+        record = await find_run(store, run)
+        if task is not None:
+            await find_task(store, record, task)
+        with closing(RunLog(store, record.run_id, task)) as run_log:
+            log = _LogPrinter(run_log, record, task, lines, as_json)
+            if follow:
+                return await _follow(log, store, store_path)
+            await log.catch_up()
+            log.finish()
+            if not as_json:
+                async for line in _waits(store, record, task):
+                    log.print_line(line)
+            log.print_tail()
+            return COMPLETED
 
 
 _POLL_SECONDS = 0.2  # seconds
@@ -62,26 +83,6 @@ _END_CODES: Mapping[str, int] = {
     TaskFailed.kind: FAILED,
     TaskCancelled.kind: CANCELLED,
 }
-
-
-async def _print_log(
-    path: StorePlace, word: str, task_id: str | None, *, is_followed: bool, lines: int | None, as_json: bool
-) -> int:
-    async with read_only_store(path) as store:
-        run = await find_run(store, word)
-        if task_id is not None:
-            await find_task(store, run, task_id)
-        with closing(RunLog(store, run.run_id, task_id)) as run_log:
-            log = _LogPrinter(run_log, run, task_id, lines, as_json)
-            if is_followed:
-                return await _follow(log, store, path)
-            await log.catch_up()
-            log.finish()
-            if not as_json:
-                async for line in _waits(store, run, task_id):
-                    log.print_line(line)
-            log.print_tail()
-            return COMPLETED
 
 
 async def _waits(store: Store, run: RunRecord, only: str | None) -> AsyncGenerator[str]:
@@ -116,9 +117,9 @@ def _entry_lines(entry: RunLogEntry, run_id: str) -> list[str]:
     status = entry.kind.partition("_")[2]
     word = status.replace("_", " ")
     if line.startswith(word):
-        line = coloured(word, status, sys.stdout) + line.removeprefix(word)
+        line = coloured(word, status) + line.removeprefix(word)
     elif line.endswith(f" {word}"):
-        line = line.removesuffix(word) + coloured(word, status, sys.stdout)
+        line = line.removesuffix(word) + coloured(word, status)
     return [line] if line else []
 
 
@@ -227,7 +228,7 @@ def _print_end(run: RunRecord, path: StorePlace) -> int:
     if status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
         print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and no process works on it")
         what = "resume" if status is RunStatus.INTERRUPTED else "answer"
-        print_note(f"  {what:<9} {command_line(path, what, run.run_id)}")
+        print_next(path, what, run.run_id)
     return EXIT_CODES.get(status, CANCELLED)
 
 
@@ -235,7 +236,7 @@ def _reader_is_gone() -> bool:
     """Return whether the reader of standard output has closed its end."""
     try:
         poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
+        poll.register(output().fileno(), 0)
         return bool(poll.poll(0))
     except (OSError, ValueError, AttributeError):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,37 +14,31 @@ import click
 from plait.backends.extras import install_command
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_line import CANCELLED, COMPLETED
-from plait.runner.cli.command_options import apply_log_options, backend_options, log_options, store_option
+from plait.runner.cli.command_line import CANCELLED
+from plait.runner.cli.command_options import async_command, backend_options, log_options, store_option
 from plait.runner.cli.ctrl_c import stop_on_signal
-from plait.runner.cli.terminal_output import print_note
+from plait.runner.cli.terminal_output import output, print_note
 from plait.runner.client.backend_set import BackendOptions
 from plait.runner.client.offered_plans import LocalPlans, named_plans
-from plait.runner.client.store_place import StorePlace, open_store
+from plait.runner.client.store_place import open_store
 from plait.runner.client.trusted_backends import TrustedBackends
 
 
-@click.command("mcp")
+@async_command("mcp")
 @click.argument("plans", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PLAN...")
 @backend_options
 @store_option
 @log_options
-def mcp_command(plans: tuple[Path, ...], **options: Any) -> int:
+async def mcp_command(plans: tuple[Path, ...], **options: Any) -> None:
     """Serve the Model Context Protocol on standard input and output: an agent may start runs of the plans in the files
     PLAN, each under the name of its file, wait for a run, read results, answer questions and cancel.
 
     The runs stop when the agent closes the connection. A start with the same key, or `plait resume`, continues a run.
     """
-    apply_log_options(options["log_style"], options["log_level"])
     if find_spec("mcp") is None:
         raise InvalidRequest(f"plait mcp needs the extra `mcp`; run: {install_command('mcp')}")
     named_plans(plans)
     backend = BackendOptions(options["backend"], options["model"], options["base_url"])
-    return anyio.run(serve_plans, plans, backend, options["store_path"])
-
-
-async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: StorePlace) -> int:
-    """Serve until the client closes the connection or a signal arrives. Return the exit code."""
     from plait.runner.serving.mcp_server import RunTools, serve  # noqa: PLC0415 - the extra `mcp` may be missing
 
     ended, signalled = anyio.Event(), anyio.Event()
@@ -53,10 +48,11 @@ async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: S
         ended.set()
 
     async def serve_until_closed(tools: RunTools) -> None:
-        await serve(tools)
+        with redirect_stdout(output()):  # the server reads the names of the streams, and redirects `print` itself
+            await serve(tools)
         ended.set()
 
-    async with open_store(place) as store, anyio.create_task_group() as beside:
+    async with open_store(options["store_path"]) as store, anyio.create_task_group() as beside:
         async with TrustedBackends(store).runs() as runs:
             await beside.start(stop_on_signal, end_at_signal, print_note)
             tools = RunTools(runs, LocalPlans(plans, backend, store, runs), Clock())
@@ -66,4 +62,3 @@ async def serve_plans(plans: tuple[Path, ...], backend: BackendOptions, place: S
             # A thread still waits for a line of standard input, and nothing ends that wait. The runs are stored.
             os._exit(CANCELLED)
         beside.cancel_scope.cancel()
-    return COMPLETED

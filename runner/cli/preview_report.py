@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from enum import StrEnum
 
 from anyio import to_thread
 
@@ -18,14 +19,12 @@ from plait.runner.cli.terminal_output import as_line, print_line, print_note, pr
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
 from plait.runner.recovery.resume import Preview
-from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
+from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.views.event_sentences import counted
 from plait.runner.views.view_models import PreviewView
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost
 
-_WIDEST = max(len(action.value) for action in ReuseAction)
-_WIDEST_RESUME = max(len(action.value) for action in ResumeAction)
 _NAMED = 5
 _PROMPTS = 3
 """First prompts that are printed."""
@@ -44,16 +43,12 @@ def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) 
     if as_json:
         run_report.print_json(preview.as_json())
         return COMPLETED
-    reused = len(preview.steps(ReuseAction.REUSE))
-    folded = reused > _LISTED
-    if folded:
-        print_line(f"{ReuseAction.REUSE.value:<{_WIDEST}}  {reused:,} tasks (--json names them)")
+    lines: list[tuple[StrEnum, str, bool]] = []
     for step in preview.tasks:
-        if folded and step.action is ReuseAction.REUSE:
-            continue
-        last = cost(step.usage) if step.action is not ReuseAction.REUSE else ""
-        line = f"{step.action.value:<{_WIDEST}}  {as_line(step.task_id)}: {as_line(step.reason, 300)}"
-        print_line(f"{line} ({last} last time)" if last else line)
+        is_kept = step.action is ReuseAction.REUSE
+        last = f" ({cost(step.usage)} last time)" if cost(step.usage) and not is_kept else ""
+        lines.append((step.action, f"{as_line(step.task_id)}: {as_line(step.reason, 300)}{last}", is_kept))
+    _print_steps(lines, "tasks")
     print_line(summarize_reuse(preview))
     return COMPLETED
 
@@ -193,22 +188,26 @@ def print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> 
     if as_json:
         run_report.print_json(PreviewView.of(preview))
         return COMPLETED
-    shown = list(preview.tasks.values())
-    others = [step for step in shown if not _is_kept(step)]
-    if (kept := len(shown) - len(others)) > _LISTED:
-        print_line(
-            f"{ResumeAction.KEEP.value:<{_WIDEST_RESUME}}  {kept:,} tasks: {TaskStatus.COMPLETED.value} "
-            "(--json names them)"
-        )
-        shown = others
-    for step in shown:
-        print_line(f"{step.action.value:<{_WIDEST_RESUME}}  {as_line(step.task_id)}: {as_line(step.reason, 300)}")
+    lines: list[tuple[StrEnum, str, bool]] = []
+    done = TaskStatus.COMPLETED.value
+    for step in preview.tasks.values():
+        is_kept = step.action is ResumeAction.KEEP and step.reason == done
+        lines.append((step.action, f"{as_line(step.task_id)}: {as_line(step.reason, 300)}", is_kept))
+    _print_steps(lines, f"tasks: {done}")
     print_line(_summarize(preview))
     return COMPLETED
 
 
-def _is_kept(step: ResumeStep) -> bool:
-    return step.action is ResumeAction.KEEP and step.reason == TaskStatus.COMPLETED.value
+def _print_steps(lines: Sequence[tuple[StrEnum, str, bool]], those: str) -> None:
+    """Print a line behind the action of each task; the tasks that are kept are one line if they are many."""
+    kept = [action for action, _, is_kept in lines if is_kept]
+    folded = len(kept) > _LISTED
+    widest = max((len(one) for action, _, _ in lines[:1] for one in type(action)), default=0)
+    if folded:
+        print_line(f"{kept[0].value:<{widest}}  {len(kept):,} {those} (--json names them)")
+    for action, line, is_kept in lines:
+        if not (folded and is_kept):
+            print_line(f"{action.value:<{widest}}  {line}")
 
 
 def _summarize(preview: Preview) -> str:

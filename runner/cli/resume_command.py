@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import anyio
 import click
 
 from plait.errors import InvalidRequest
-from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.command_options import (
     OutputOptions,
-    apply_log_options,
+    async_command,
     backends_option,
-    command_line,
     complete,
     concurrency_option,
     hosts_option,
     json_option,
     log_options,
     plan_option,
+    print_next,
     quiet_option,
     store_option,
     strict_option,
@@ -31,10 +29,11 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_resume
-from plait.runner.cli.run_report import FinishedRun
-from plait.runner.cli.terminal_output import print_note, redirect_prints
-from plait.runner.cli.waiting_questions import print_watch_notice
-from plait.runner.client.store_place import AnyStore, existing_store, find_newest_resumable, find_run, read_only_store
+from plait.runner.cli.run_progress import Progress
+from plait.runner.cli.run_report import print_watch_notice
+from plait.runner.cli.terminal_output import print_note
+from plait.runner.client.runs import Runs
+from plait.runner.client.store_place import existing_store, find_newest_resumable, find_run, read_only_store
 from plait.runner.client.trusted_backends import (
     FileOptions,
     StoredBackends,
@@ -42,8 +41,6 @@ from plait.runner.client.trusted_backends import (
     plan_changes,
     repaired_prompts,
 )
-from plait.runner.domain.dag import DAG
-from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.plan import PlanError
 from plait.runner.policies.goal_messages import ANSWER_ID
@@ -53,7 +50,7 @@ from plait.runner.state.stored_run import StoredPolicy, StoredRun, ended_result,
 from plait.statuses import RunStatus
 
 
-@click.command("resume")
+@async_command("resume")
 @click.argument("run", required=False, shell_complete=complete)
 @click.option(
     "--retry-failed",
@@ -71,78 +68,77 @@ from plait.statuses import RunStatus
 @quiet_option
 @verbose_option
 @log_options
-def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
+async def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     """Continue RUN (an id, the beginning of an id, or `last`); without RUN, the newest run that can be resumed.
 
     Completed tasks are kept; interrupted and pending tasks are run. An interrupted conversation continues if its
     backend has kept the session.
     """
-    apply_log_options(options["log_style"], options["log_level"])
     files = FileOptions(options["plan"], options["backends"], options["hosts"])
-    resume = partial(_preview if options["dry_run"] else _resume, run, files, retry_failed=retry_failed)
-    with redirect_prints():
-        return anyio.run(resume, OutputOptions.of(options))
+    output, is_preview = OutputOptions.of(options), options["dry_run"]
+    open_store = read_only_store if is_preview else existing_store
+    async with open_store(options["store_path"]) as store:
+        trusted = TrustedBackends(store, files, note=print_note, concurrency=output.concurrency, strict=output.strict)
+        runs = trusted.runs()
+        record = await (find_newest_resumable(store, retry_failed) if run is None else find_run(store, run))
+        stored = await runs.read(record.run_id, record)
+        if not is_preview and needs_no_work(stored, retry_failed):
+            return _print_ended(stored, output)
+        backends = None if await is_to_be_cancelled(store, record) else trusted.of(record)
+        if is_preview:
+            return await _preview(runs, stored, backends, output, retry_failed=retry_failed)
+        return await _resume(runs, stored, backends, output, retry_failed=retry_failed)
 
 
-async def _preview(name: str | None, files: FileOptions, options: OutputOptions, *, retry_failed: bool) -> int:
+async def _preview(
+    runs: Runs, run: StoredRun, backends: StoredBackends | None, options: OutputOptions, *, retry_failed: bool
+) -> int:
     """Print the action of a resume for each task. Return the exit code."""
-    assert options.store is not None
-    async with read_only_store(options.store) as store:
-        trusted = TrustedBackends(store, files, note=print_note)
-        runs = trusted.runs()
-        record = await _find(store, name, retry_failed)
-        run = await runs.read(record.run_id, record)
-        print_watch_notice(record)
-        preview = await runs.preview_read(run, retry_failed=retry_failed)
-        stored = trusted.of(record)
-        prompts = repaired_prompts(run, stored) if retry_failed and not preview.ended else {}
-        code = print_resume(preview, prompts, options.as_json)
-        if not preview.ended and not await is_to_be_cancelled(store, record):
-            try:
-                stored.needed(run, retry_failed=retry_failed)
-                _print_plan_changes(run, stored, prompts)
-            except InvalidRequest as fault:
-                raise InvalidRequest(f"a resume would be refused: {fault}") from None
-        return code
+    print_watch_notice(run.record)
+    preview = await runs.preview_read(run, retry_failed=retry_failed)
+    is_repair = backends is not None and retry_failed and not preview.ended
+    prompts = repaired_prompts(run, backends) if backends is not None and is_repair else {}
+    code = print_resume(preview, prompts, options.as_json)
+    if backends is not None and not preview.ended:
+        try:
+            backends.needed(run, retry_failed=retry_failed)
+            _print_plan_changes(run, backends, prompts)
+        except InvalidRequest as fault:
+            raise InvalidRequest(f"a resume would be refused: {fault}") from None
+    return code
 
 
-async def _resume(name: str | None, files: FileOptions, options: OutputOptions, *, retry_failed: bool) -> int:
+async def _resume(
+    runs: Runs, run: StoredRun, backends: StoredBackends | None, options: OutputOptions, *, retry_failed: bool
+) -> int:
     """Resume a run. Return the exit code."""
-    assert options.store is not None
-    async with existing_store(options.store) as store:
-        trusted = TrustedBackends(store, files, note=print_note, concurrency=options.concurrency, strict=options.strict)
-        runs = trusted.runs()
-        record = await _find(store, name, retry_failed)
-        run = await runs.read(record.run_id, record)
-        dag, led_by = run.state.dag, StoredPolicy.of(record)
-        if led_by is not None and led_by.kind == OrchestratorPolicy.kind:
-            options = replace(options, result_of=ANSWER_ID)
-        if needs_no_work(run, retry_failed):
-            return _print_ended(ended_result(run), dag, options)
-        stored = None if await is_to_be_cancelled(store, record) else trusted.of(record)
-        prompts = repaired_prompts(run, stored) if stored is not None and retry_failed else {}
-        async with runs.open(run, ResumeOptions(retry_failed, prompts=prompts)) as (continued, chosen):
-            if stored is not None:
-                _print_plan_changes(run, stored, prompts)
-            after = run.statuses_of_resume(retry_failed=retry_failed)
-            statuses = {task.id: status for task, status in zip(dag, after, strict=True)}
-            return await follow_run(continued, dag, replace(options, concurrency=chosen.concurrency), store, statuses)
+    prompts = repaired_prompts(run, backends) if backends is not None and retry_failed else {}
+    async with runs.open(run, ResumeOptions(retry_failed, prompts=prompts)) as (continued, chosen):
+        if backends is not None:
+            _print_plan_changes(run, backends, prompts)
+        dag, after = run.state.dag, run.statuses_of_resume(retry_failed=retry_failed)
+        statuses = {task.id: status for task, status in zip(dag, after, strict=True)}
+        output = replace(options, concurrency=chosen.concurrency, result_of=_result_of(run))
+        return await follow_run(continued, dag, output, run.store, statuses)
 
 
-async def _find(store: AnyStore, name: str | None, retry_failed: bool) -> RunRecord:
-    return await (find_newest_resumable(store, retry_failed) if name is None else find_run(store, name))
+def _result_of(run: StoredRun) -> str | None:
+    """Return the task whose result is printed: the answer, of a run that plans towards a goal."""
+    led_by = StoredPolicy.of(run.record)
+    return ANSWER_ID if led_by is not None and led_by.kind == OrchestratorPolicy.kind else None
 
 
-def _print_ended(result: RunResult, dag: DAG, options: OutputOptions) -> int:
+def _print_ended(run: StoredRun, options: OutputOptions) -> int:
     """Print the result of a run that has ended, and the command that shows the run. Return the exit code."""
+    result, dag = ended_result(run), run.state.dag
     if options.as_json:
-        run_report.print_result_json(FinishedRun(result, dag), options.store)
+        run_report.print_result_json(result, Progress(dag, time.monotonic), options.store)
     elif options.quiet:
-        run_report.print_result(dag, result, options.result_of)
+        run_report.print_result(dag, result, _result_of(run))
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
         print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
-        print_note(f"  {'show':<9} {command_line(options.store, 'show', result.run_id)}")
+        print_next(options.store, "show", result.run_id)
     return run_report.exit_code(result)
 
 

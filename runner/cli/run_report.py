@@ -1,19 +1,23 @@
-"""The output after a run: result, summary, and commands to continue."""
+"""What is printed of a run at its end: result, summary, open questions, and commands to continue."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
 
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.json_form import JsonValue, to_json
+from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, STORE, WAITING
 from plait.runner.cli.command_options import command_line
+from plait.runner.cli.run_progress import Progress
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
@@ -24,13 +28,17 @@ from plait.runner.cli.terminal_output import (
     without_controls,
     write,
 )
-from plait.runner.cli.waiting_questions import answering_command, question_facts
 from plait.runner.client.store_place import StorePlace
+from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
+from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.run_options import LEASE_SECONDS
 from plait.runner.policies.goal_policy import Loop, Stop
-from plait.runner.views.event_sentences import counted, named_tasks, seconds, tokens
-from plait.runner.views.view_models import LoopView, QuestionView, usage_fields, view_json
+from plait.runner.state.stored_run import stored_run
+from plait.runner.views.event_sentences import age, counted, named_tasks, seconds, tokens
+from plait.runner.views.read_views import waiting_tasks
+from plait.runner.views.view_models import AskedView, LoopView, QuestionView, usage_fields, view_json, view_of
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost, lacks_price, token_parts
 
@@ -50,25 +58,6 @@ EXIT_CODES = {
     RunStatus.FAILED: FAILED,
     RunStatus.WAITING_INPUT: WAITING,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRun:
-    """The result of a run and the facts for its summary."""
-
-    result: RunResult
-    dag: DAG
-    """The DAG at the end, with all added tasks."""
-    ran: int = 0
-    """Number of tasks that this process ran."""
-    took: float = 0.0
-    """Seconds."""
-    policy_state: JsonValue = None
-    """Last state of the policy."""
-    unpriced: Set[str | None] = frozenset()
-    """The models of unknown cost in attempts, of this process, that were not the last of their tasks."""
-    left: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
-    """The ids of the tasks that waited for a host that was away when the run was stopped or cancelled, by host."""
 
 
 def as_stored(result: RunResult) -> RunResult:
@@ -101,26 +90,22 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
         print_line(head + fit(text).removesuffix("\n"))
 
 
-def print_result_json(ending: FinishedRun, store: StorePlace | None) -> None:
+def print_result_json(result: RunResult, progress: Progress, store: StorePlace | None) -> None:
     """Print the whole result as one JSON object on standard output."""
-    result = ending.result
     print_json(
         {
             "run_id": result.run_id,
             "status": result.status.value,
             "error": result.error,
             "reused": result.reused,
-            "ran": ending.ran,
+            "ran": len(progress.started),
             "adopted": result.resume_summary.adopted if result.resume_summary else 0,
             "possibly_billed_twice": result.resume_summary.repeated if result.resume_summary else 0,
-            "duration_s": round(ending.took, 3),
+            "duration_s": round(progress.took, 3),
             **usage_fields(result.usage),
             "store": None if store is None else str(store),
-            "degraded": [
-                {"since": one.since, "until": one.until, "error": one.error, "lost": one.lost}
-                for one in result.degraded
-            ],
-            "policy_state": ending.policy_state,
+            "degraded": [asdict(one) for one in result.degraded],
+            "policy_state": progress.policy_state,
             "tasks": [_task_json(task) for task in result.tasks.values()],
         }
     )
@@ -144,38 +129,32 @@ def print_json(value: Any) -> None:
         write(output(), "".join(batch).replace("\x7f", "\\u007f"))
 
 
+_BEFORE_USAGE = ("text", "data", "error_kind", "error", "attempts")
+_BEHIND_USAGE = ("duration_s", "session_id", "reused", "question")
+
+
 def _task_json(task: TaskResult) -> dict[str, Any]:
-    return {
-        "task_id": task.id,
-        "status": task.status.value,
-        "text": task.text,
-        "data": task.data,
-        "error_kind": task.error_kind,
-        "error": task.error,
-        "attempts": task.attempts,
-        "model": task.usage.model,
-        **usage_fields(task.usage),
-        "duration_s": task.duration_s,
-        "session_id": task.session_id,
-        "reused": task.reused,
-        "question": task.question,
-    }
+    before, behind = ({name: getattr(task, name) for name in names} for names in (_BEFORE_USAGE, _BEHIND_USAGE))
+    first = {"task_id": task.id, "status": task.status.value, **before, "model": task.usage.model}
+    return {**first, **usage_fields(task.usage), **behind}
 
 
-def print_summary(ending: FinishedRun, store: StorePlace | None, waiting: Sequence[QuestionView] = ()) -> None:
+def print_summary(
+    result: RunResult, progress: Progress, store: StorePlace | None, waiting: Sequence[QuestionView] = ()
+) -> None:
     """Print the summary and the next commands on standard error. `store` is None if nothing was stored; `waiting` lists
     the waiting tasks as stored.
     """
-    result = ending.result
     status = coloured(result.status.value, result.status, sys.stderr)
-    write(sys.stderr, f"\n{status} in {seconds(ending.took)}: {', '.join(_summary_parts(ending))}\n")
+    write(sys.stderr, f"\n{status} in {seconds(progress.took)}: {', '.join(_summary_parts(result))}\n")
     questions = _questions(result, store, waiting)
-    problems = (*_failures(result), *_token_parts(result), *_unknown_costs(ending))
-    left = [unreached_line(host, tasks) for host, tasks in ending.left.items()]
-    for line in (*_goal(ending.policy_state), *problems, *questions, *left, *store_failures(result)):
+    parts = token_parts(result.usage)
+    problems = (*_failures(result), *([f"  tokens    {parts}"] if parts else []), *_unknown_costs(result, progress))
+    left = [unreached_line(host, tasks) for host, tasks in (progress.left or {}).items()]
+    for line in (*_goal(progress.policy_state), *problems, *questions, *left, *store_failures(result)):
         print_note(line)
     if store is not None:
-        for what, line in _next_commands(ending.dag, result, store):
+        for what, line in _next_commands(progress.dag, result, store):
             print_note(f"  {what:<9} {line}")
 
 
@@ -193,8 +172,7 @@ def print_failure(result: RunResult, store: StorePlace | None) -> None:
     print_note(said)
 
 
-def _summary_parts(ending: FinishedRun) -> Iterator[str]:
-    result = ending.result
+def _summary_parts(result: RunResult) -> Iterator[str]:
     done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
     yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
     if receipt := result.resume_summary:
@@ -215,7 +193,7 @@ def _summary_parts(ending: FinishedRun) -> Iterator[str]:
 def _goal(policy_state: JsonValue) -> Iterator[str]:
     """Yield how far an orchestrator came, and why it stopped, from the last state of the run's policy."""
     if policy_state is not None and (loop := Loop.found_in(policy_state)) is not None:
-        yield f"  goal      {LoopView.of(loop).description}"
+        yield f"  goal      {view_of(LoopView, loop, ended_by=loop.ended_by).description}"
         if loop.stopped is not None:
             yield f"  stopped   {WHY_STOPPED[loop.stopped]}"
 
@@ -231,16 +209,11 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
 
-def _token_parts(result: RunResult) -> Iterator[str]:
-    if parts := token_parts(result.usage):
-        yield f"  tokens    {parts}"
-
-
-def _unknown_costs(ending: FinishedRun) -> Iterator[str]:
+def _unknown_costs(result: RunResult, progress: Progress) -> Iterator[str]:
     """Yield the line that names the models without a price."""
-    used = [task.usage for task in ending.result.tasks.values()]
+    used = [task.usage for task in result.tasks.values()]
     last = {one.model for one in used if lacks_price(one)}
-    models = sorted(model for model in last | ending.unpriced if model)
+    models = sorted(model for model in last | progress.unpriced if model)
     if models:
         shown = ", ".join(as_line(model, 60) for model in models[:_MOST_MODELS])
         more = f" and {len(models) - _MOST_MODELS} more" if len(models) > _MOST_MODELS else ""
@@ -290,3 +263,64 @@ def _continuable_task(dag: DAG, result: RunResult) -> str | None:
             if task.status is TaskStatus.COMPLETED and task.session_id is not None:
                 return task.id
     return None
+
+
+def print_watch_notice(run: RunRecord) -> None:
+    """Print why the command takes half a minute, if the owner of the run cannot be judged from this machine."""
+    owner = run.owner
+    if owner is not None and liveness(owner) is Liveness.UNKNOWN:
+        print_note(
+            f"{as_line(owner.process)} owns run {run.run_id} and cannot be checked from this "
+            f"machine; waiting up to {LEASE_SECONDS:g} s for a renewal of the lease"
+        )
+
+
+_LONGEST_VALUE = 120
+
+
+def answering_command(one: QuestionView, path: StorePlace) -> str:
+    """Return the command that answers, with a placeholder for the answer."""
+    if one.asks is None:
+        return command_line(path, "answer", one.run_id, one.task_id, "--done", "TEXT")
+    schema = one.asks.schema
+    wanted = "TEXT" if schema is None else "JSON" if schema else "VALUE"
+    return command_line(path, "answer", one.run_id, one.task_id, wanted)
+
+
+def question_facts(asks: AskedView | None) -> Iterator[tuple[str, str]]:
+    """Yield further facts about a question, each with its name."""
+    if asks is None:
+        return
+    if asks.schema is not None:
+        yield "wants", as_line(describe_schema(asks.schema), _LONGEST_VALUE)
+    if asks.default is not None:
+        yield "default", as_line(_dump(asks.default), _LONGEST_VALUE)
+    if asks.deadline_at is not None:
+        left = parse_time(asks.deadline_at) - time.time()
+        then = "fails the task" if asks.default is None else "takes the default"
+        yield "deadline", f"{asks.deadline_at}, {f'in {age(left)}' if left > 0 else f'passed: `plait resume` {then}'}"
+
+
+async def list_waiting(store: Store, run_id: str) -> list[QuestionView]:
+    """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
+    StoreError, RunNotFound.
+    """
+    return await waiting_tasks(await stored_run(store, run_id))
+
+
+def describe_schema(schema: Mapping[str, JsonValue]) -> str:
+    """Describe the values that a JSON Schema allows, in a few words."""
+    allowed, kind, fields = schema.get("enum"), schema.get("type"), schema.get("properties")
+    if isinstance(allowed, list) and allowed:
+        return "one of " + ", ".join(map(_dump, allowed))
+    if kind == "object" and isinstance(fields, dict) and fields:
+        return f"an object with {', '.join(fields)}"
+    if kind == "array" and isinstance(items := schema.get("items"), dict):
+        return f"a list, each {describe_schema(items)}"
+    if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
+        return kind
+    return "JSON that matches " + _dump(dict(schema)) if schema else "any JSON, or text"
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

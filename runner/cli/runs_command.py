@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Collection
 
-import anyio
 import click
 
 from plait.persistence import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import json_option, store_option
+from plait.runner.cli.command_options import async_command, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, cells, print_line, print_note, print_table
 from plait.runner.client.create_run import KEYED
@@ -25,7 +22,7 @@ from plait.runner.views.view_models import RunView, view_json
 from plait.statuses import RunStatus, TaskStatus
 
 
-@click.command("runs")
+@async_command("runs")
 @click.option(
     "-n",
     "--limit",
@@ -44,39 +41,29 @@ from plait.statuses import RunStatus, TaskStatus
 @click.option("--long", is_flag=True, help="Also print tokens, size in the store, and owner.")
 @store_option
 @json_option
-def runs_command(limit: int, statuses: tuple[str, ...], long: bool, store_path: StorePlace, as_json: bool) -> int:
+async def runs_command(
+    limit: int, statuses: tuple[str, ...], long: bool, store_path: StorePlace, as_json: bool
+) -> None:
     """List the runs in the store, newest first. A run without a living owner is shown as interrupted."""
-    return anyio.run(_list_runs, store_path, limit, tuple(map(RunStatus, statuses)), long, as_json)
-
-
-HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "AGE")
-LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "TOKENS", "SIZE", "AGE", "OWNER")
-
-
-async def _list_runs(
-    path: StorePlace, limit: int, statuses: Collection[RunStatus], is_long: bool, as_json: bool
-) -> int:
-    async with read_only_store(path) as store:
-        records = await find_runs(store, min(limit + 1, sys.maxsize), statuses=statuses, searched=sys.maxsize)
-        sizes = await store.run_sizes() if is_long else {}
+    wanted = tuple(map(RunStatus, statuses))
+    async with read_only_store(store_path) as store:
+        records = await find_runs(store, min(limit + 1, sys.maxsize), statuses=wanted, searched=sys.maxsize)
+        sizes = await store.run_sizes() if long else {}
         runs = records[:limit]
         keys = [] if as_json else [await _key(store, run) for run in runs]
     views = list(map(run_view, runs))
     held = [sizes.get(run.run_id, 0) for run in runs]
     if as_json:
-        print_json(
-            [{**view_json(one), "size_bytes": size} for one, size in zip(views, held, strict=True)]
-            if is_long
-            else views
-        )
-        return COMPLETED
+        sized = ({**view_json(one), "size_bytes": size} for one, size in zip(views, held, strict=True))
+        print_json(list(sized) if long else views)
+        return
     if not runs:
         shown = " or ".join(statuses)
         print_line(f"no run is {shown}; `plait runs` shows all" if shown else "no runs yet; `plait run PLAN` makes one")
-        return COMPLETED
+        return
     rows = _fitted(list(map(_run_row, runs, views)))
-    head = LONG_HEAD if is_long else HEAD
-    if is_long:
+    head = LONG_HEAD if long else HEAD
+    if long:
         rows = [
             (*first, tokens(run.usage), size(bytes_held), created, _owner(shown))
             for (*first, created), run, shown, bytes_held in zip(rows, runs, views, held, strict=True)
@@ -86,9 +73,10 @@ async def _list_runs(
     print_table([head, *rows], 2, [None, *(shown.status for shown in views)], frozenset({4, 5, 6, 7}))
     if len(records) > limit:
         print_note(f"these are the newest {limit}; there are more: --limit N")
-    return COMPLETED
 
 
+HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "AGE")
+LONG_HEAD = ("RUN", "NAME", "STATUS", "TASKS", "COST", "TOKENS", "SIZE", "AGE", "OWNER")
 _WIDTH = 80
 _SHORTEST_NAME = 8
 
@@ -103,7 +91,7 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _owner(run: RunView) -> str:
     if run.owner is None:
         return ""
-    return as_line(f"process {run.owner.pid} on {run.owner.host}{', gone' if run.owner.liveness == 'dead' else ''}")
+    return as_line(f"{run.owner.process}{', gone' if run.owner.liveness == 'dead' else ''}")
 
 
 def _run_row(run: RunRecord, shown: RunView) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import (
     Seconds,
-    apply_log_options,
+    async_command,
     backend_options,
     concurrency_option,
     json_option,
@@ -28,7 +28,7 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
-from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
+from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, open_store
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8377
 
 
-@click.command("serve")
+@async_command("serve")
 @click.option(
     "--backends",
     "file",
@@ -92,18 +92,16 @@ DEFAULT_PORT = 8377
 @store_option
 @json_option
 @log_options
-def serve_command(file: Path | None, **options: Any) -> int:
+async def serve_command(file: Path | None, **options: Any) -> int:
     """Create, start, follow, answer and cancel runs over HTTP. Only programs on this machine that send the token are
     served; the token is in a file beside the store, and the path is printed.
 
     Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
-    apply_log_options(options["log_style"], options["log_level"])
     if options["queues"] and options["takes_up"]:
         raise click.UsageError("give --queue or --resume, not both: with --queue, the workers take up the runs")
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
-    with redirect_prints():
-        return anyio.run(_serve, backend_set, options)
+    return await _serve(backend_set, options)
 
 
 _TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -11,15 +10,20 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-import anyio
 import click
 
 from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import command_line, complete, json_option, run_argument, store_option
-from plait.runner.cli.run_report import WHY_STOPPED, print_json
+from plait.runner.cli.command_options import (
+    async_command,
+    command_line,
+    complete,
+    json_option,
+    run_argument,
+    store_option,
+)
+from plait.runner.cli.run_report import WHY_STOPPED, answering_command, list_waiting, print_json, question_facts
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
@@ -27,9 +31,7 @@ from plait.runner.cli.terminal_output import (
     print_line,
     print_section,
     print_table,
-    visible,
 )
-from plait.runner.cli.waiting_questions import answering_command, list_waiting, question_facts
 from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store, stores_backends
 from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import group_of, groups_of
@@ -54,7 +56,7 @@ _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
 
 
-@click.command("show")
+@async_command("show")
 @run_argument
 @click.argument("task", required=False, shell_complete=complete)
 @click.option(
@@ -72,7 +74,7 @@ _SETTINGS = ("model", "temperature")
 )
 @store_option
 @json_option
-def show_command(run: str, task: str | None, store_path: StorePlace, as_json: bool, **chosen: Any) -> int:
+async def show_command(run: str, task: str | None, store_path: StorePlace, as_json: bool, **chosen: Any) -> None:
     """Show RUN with its tasks, or TASK in RUN with its prompt, conversation, result and attempts. More than ten parts
     of a `for_each` are shown as a group, with the failed parts and those that ask.
     """
@@ -80,8 +82,9 @@ def show_command(run: str, task: str | None, store_path: StorePlace, as_json: bo
     if task is not None and (statuses or pattern is not None):
         raise click.UsageError("--status and --task choose tasks of a whole run; leave TASK out")
     if task is not None:
-        return anyio.run(_show_task, store_path, run, task, as_json)
-    return anyio.run(_show_run, store_path, run, as_json, statuses, pattern)
+        await _show_task(store_path, run, task, as_json)
+    else:
+        await _show_run(store_path, run, as_json, statuses, pattern)
 
 
 _LONGEST_ERROR = 120
@@ -92,7 +95,7 @@ _URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT)
 
 async def _show_run(
     path: StorePlace, word: str, as_json: bool, statuses: Collection[TaskStatus], pattern: str | None
-) -> int:
+) -> None:
     """Print the run that `word` names, with its tasks in one of `statuses`, whose ids fit `pattern`, if given."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
@@ -113,7 +116,7 @@ async def _show_run(
         del tasks, views  # a large run would be held twice
         shown = view_json(run_detail(run, throttled=throttled))
         print_json({**shown, "tasks": list(shown_tasks.values()), "settings": json.loads(run.settings)})
-        return COMPLETED
+        return
     _print_run(run, tasks, throttled, (reused, cut_off))
     is_whole = not statuses and pattern is None
     if shown_tasks or is_whole:
@@ -129,7 +132,6 @@ async def _show_run(
         print_line("")
     for name in next_commands:
         print_line(f"{name:<9} {command_line(path, name, run.run_id)}")
-    return COMPLETED
 
 
 def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, folded: bool) -> None:
@@ -200,32 +202,32 @@ def _print_run(
     status = shown_status(run)
     settings, owner = json.loads(run.settings), run.owner
     plan = settings.get("plan")
-    print_line(f"{'run':<9} {visible(run.run_id)}")
-    _print_field("name", run.name)
+    print_field("run", run.run_id)
+    print_field("name", run.name)
     shown = run_view(run)
-    print_line(f"{'status':<9} {coloured(shown.status_text, status, sys.stdout)}, {_describe_progress(run)}")
-    _print_field("reason", shown.reason if status is RunStatus.INTERRUPTED else None)
-    _print_field("error", run.error)
+    print_line(f"{'status':<9} {coloured(shown.status_text, status)}, {_describe_progress(run)}")
+    print_field("reason", shown.reason if status is RunStatus.INTERRUPTED else None)
+    print_field("error", run.error)
     if (loop := shown.loop) is not None:
-        _print_field("goal", loop.description)
-        _print_field("stopped", WHY_STOPPED.get(loop.ended_by))
-    _print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
-    _print_field("parent", _parent(settings))
-    _print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
+        print_field("goal", loop.description)
+        print_field("stopped", WHY_STOPPED.get(loop.ended_by))
+    print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
+    print_field("parent", _parent(settings))
+    print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
     more = ", ..." if len(cut_off) > _MOST_NAMED else ""
-    _print_field("cut off", f"same answer: cut off at {', '.join(cut_off[:_MOST_NAMED])}{more}" if cut_off else None)
+    print_field("cut off", f"same answer: cut off at {', '.join(cut_off[:_MOST_NAMED])}{more}" if cut_off else None)
     key = settings.get("key")
-    _print_field("key", key if isinstance(key, str) else None)
-    _print_field("created", run.created_at)
-    _print_field("ended", run.ended_at)
-    _print_field("owner", f"process {owner.pid} on {owner.host}" if owner and status is RunStatus.RUNNING else None)
+    print_field("key", key if isinstance(key, str) else None)
+    print_field("created", run.created_at)
+    print_field("ended", run.ended_at)
+    print_field("owner", owner.process if owner and status is RunStatus.RUNNING else None)
     for one in throttled:
-        _print_field("throttled", throttling(one, time.time()))
+        print_field("throttled", throttling(one, time.time()))
     _print_tokens(run.usage)
     _print_cost(run.usage)
     models = Counter(task.usage.model for task in tasks if task.usage.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
-    _print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
+    print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
 
 
@@ -242,12 +244,12 @@ def _parent(settings: Mapping[str, Any]) -> str | None:
 
 def _print_tokens(usage: Usage) -> None:
     used, parts = tokens(usage), token_parts(usage)
-    _print_field("tokens", f"{used} ({parts})" if parts else used)
+    print_field("tokens", f"{used} ({parts})" if parts else used)
 
 
 def _print_cost(usage: Usage) -> None:
     named = f" for model {usage.model}" if usage.cost_is_unknown and usage.model else ""
-    _print_field("cost", spent_cells(usage)[1] + named)
+    print_field("cost", spent_cells(usage)[1] + named)
 
 
 def _describe_progress(run: RunRecord) -> str:
@@ -255,11 +257,6 @@ def _describe_progress(run: RunRecord) -> str:
     numbers = [f"{run.counts[status]:,} {status.value}" for status in ended if run.counts.get(status)]
     done = f"{run.counts.get(TaskStatus.COMPLETED, 0):,} of {counted(sum(run.counts.values()), 'task')} completed"
     return ", ".join([done, *numbers])
-
-
-def _print_field(name: str, value: str | None) -> None:
-    if value:
-        print_field(name, as_line(value))
 
 
 def _task_row(task: TaskView) -> tuple[str, ...]:
@@ -283,7 +280,7 @@ def _own_reason(waits: WaitReason) -> str:
     return "" if waits.kind is WaitKind.QUESTION else waits.text
 
 
-async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> int:
+async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> None:
     """Print a task: its prompt, conversation, result and attempts."""
     async with read_only_store(path) as store:
         run = await find_run(store, word)
@@ -292,13 +289,13 @@ async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -
         detail = await task_detail_of(store, run, task, messages, time.time())
     if as_json:
         print_json(detail)
-        return COMPLETED
+        return
     attempts = detail.history
     _print_task(detail)
     if attempts and attempts[-1].backend.startswith(REUSED):
-        _print_field("reused", f"from {attempts[-1].backend.removeprefix(REUSED)}, at no cost")
+        print_field("reused", f"from {attempts[-1].backend.removeprefix(REUSED)}, at no cost")
     elif attempts and attempts[-1].backend.startswith(KEPT):
-        _print_field("kept", f"the answer of a person in {attempts[-1].backend.removeprefix(KEPT)}")
+        print_field("kept", f"the answer of a person in {attempts[-1].backend.removeprefix(KEPT)}")
     print_section("prompt", detail.prompt)
     failed = {one.attempt: one.status for one in attempts if one.error_kind}
     for message in detail.messages:
@@ -313,7 +310,6 @@ async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -
     for one in attempts:
         if one.traceback is not None:
             print_section(f"traceback (attempt {one.attempt})", one.traceback.rstrip(), is_code=True)
-    return COMPLETED
 
 
 async def _read_task(store: Store, run: RunRecord, task_id: str) -> tuple[TaskRecord, Sequence[MessageRecord]]:
@@ -354,31 +350,31 @@ def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:
 
 
 def _print_task(task: TaskDetail) -> None:
-    print_line(f"{'task':<9} {visible(task.task_id)}")
-    print_line(f"{'run':<9} {visible(task.run_id)}")
-    print_line(f"{'status':<9} {coloured(task.status, task.status, sys.stdout)}")
-    _print_field("waits", None if task.waits is None else task.waits.text)
-    _print_field("backend", task.backend)
-    _print_field("model", task.model)
-    _print_field("after", ", ".join(task.depends_on))
+    print_field("task", task.task_id)
+    print_field("run", task.run_id)
+    print_line(f"{'status':<9} {coloured(task.status, task.status)}")
+    print_field("waits", None if task.waits is None else task.waits.text)
+    print_field("backend", task.backend)
+    print_field("model", task.model)
+    print_field("after", ", ".join(task.depends_on))
     before = task.spec.get("continues")
-    _print_field("continues", None if before is None else f"the conversation of {before}")
+    print_field("continues", None if before is None else f"the conversation of {before}")
     spec = task.spec
-    _print_field("when", spec.get("when"))
-    _print_field("settings", ", ".join(f"{name} {spec[name]}" for name in _SETTINGS if name in spec))
-    _print_field("system", spec.get("system"))
-    _print_field("cwd", spec.get("cwd"))
-    _print_field("env", ", ".join(f"{name}={text}" for name, text in spec.get("env", {}).items()))
-    _print_field("files", ", ".join(path for path, _digest in spec.get("files", ())))
-    _print_field("added by", task.added_by)
-    _print_field("session", task.session_id)
-    _print_field("time", seconds(task.duration_s))
+    print_field("when", spec.get("when"))
+    print_field("settings", ", ".join(f"{name} {spec[name]}" for name in _SETTINGS if name in spec))
+    print_field("system", spec.get("system"))
+    print_field("cwd", spec.get("cwd"))
+    print_field("env", ", ".join(f"{name}={text}" for name, text in spec.get("env", {}).items()))
+    print_field("files", ", ".join(path for path, _digest in spec.get("files", ())))
+    print_field("added by", task.added_by)
+    print_field("session", task.session_id)
+    print_field("time", seconds(task.duration_s))
     _print_tokens(task.usage)
     later = [one for one in task.messages if one.attempt == 0]
     if used := tokens(Usage(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later))):
         print_line(f"{'':<9} and {used} in turns after the run, not included above")
     _print_cost(task.usage)
-    _print_field("error", _error(task))
+    print_field("error", _error(task))
 
 
 def _print_task_result(task: TaskDetail) -> None:

@@ -1,4 +1,4 @@
-"""Text for people: escaped for a terminal, and numbers in readable units.
+"""Text for people: escaped for a terminal, in columns and fields; and files written whole.
 
 The answer of a model may hold an escape sequence that sets the title of the window or reads the input back, or a bidi
 override that disguises a command. Characters that act on a terminal are shown as escapes.
@@ -14,18 +14,16 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import IO, TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import IO, TextIO
 
 import click
 
-from plait.errors import PlaitError
+from plait.errors import InvalidRequest, PlaitError
 from plait.statuses import RunStatus, TaskStatus
-
-if TYPE_CHECKING:
-    from plait.persistence.store_health import Finding
 
 # C0 except newline and tab, DEL, C1, and lone surrogates, which no encoding has.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
@@ -96,12 +94,11 @@ def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) 
     """Return `rows` with each cell padded to the width of its column, on the left for the columns in `right`."""
     table = [list(row) for row in rows]
     widths = [max(map(cells, column)) for column in zip(*table, strict=True)]
-    return [[_padded(cell, widths[i], i in right) for i, cell in enumerate(row)] for row in table]
-
-
-def _padded(cell: str, width: int, right: bool) -> str:
-    space = " " * (width - cells(cell))
-    return space + cell if right else cell + space
+    for row in table:
+        for i, cell in enumerate(row):
+            space = " " * (widths[i] - cells(cell))
+            row[i] = space + cell if i in right else cell + space
+    return table
 
 
 def command(*words: str) -> str:
@@ -120,9 +117,9 @@ COLOURS: Mapping[str, str] = {
 }
 
 
-def coloured(text: str, status: str, stream: IO[str]) -> str:
-    """Return `text` in the colour of `status` if `stream` is a terminal."""
-    colour = COLOURS.get(status)
+def coloured(text: str, status: str, stream: IO[str] | None = None) -> str:
+    """Return `text` in the colour of `status` if `stream`, or standard output, is a terminal."""
+    colour, stream = COLOURS.get(status), stream or output()
     if colour is None or not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return click.style(text, fg=colour)
@@ -197,9 +194,9 @@ def _terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if output().isatty() else None
 
 
-def print_field(name: str, value: str) -> None:
-    """Print a value behind its name; on a terminal, further lines begin below the value."""
-    for line in _wrapped(f"{name:<9} {value}", 10):
+def print_field(name: str, value: str | None) -> None:
+    """Print a value, if any, in one line behind its name; on a terminal, further lines begin below the value."""
+    for line in _wrapped(f"{name:<9} {as_line(value)}", 10) if value else ():
         print_line(line)
 
 
@@ -259,7 +256,7 @@ def print_table(
             taken = sum(widths[starts[-1] : -1]) + len(_GAP) * (len(widths) - 1 - starts[-1])
             row[-1] = first_cells(row[-1].rstrip(), width - taken - (len(_INDENT) if starts[-1] else 0))
         if status is not None:
-            row[status_column] = coloured(row[status_column], status, sys.stdout)
+            row[status_column] = coloured(row[status_column], status)
         for start, end in pairwise((*starts, len(row))):
             line = _GAP.join(row[start:end]).rstrip()
             if line or not start:
@@ -278,16 +275,43 @@ def _line_starts(widths: Sequence[int], width: int) -> list[int]:
     return starts
 
 
-def findings_json(findings: Sequence[Finding]) -> list[dict[str, str]]:
-    """Return the findings of `plait doctor` for JSON."""
-    return [
-        {"check": one.check, "verdict": one.fitness.value, "found": one.found, "advice": one.advice} for one in findings
-    ]
+_OPEN, _PRIVATE = 0o666, 0o600
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
-    """Print the findings of `plait doctor`, a line each."""
-    rows = columns((one.fitness.value, one.check) for one in findings)
-    for one, (verdict, check) in zip(findings, rows, strict=True):
-        advice = f"; {as_line(one.advice)}" if one.advice else ""
-        print_line(f"{verdict}  {check}  {as_line(one.found)}{advice}")
+def write_file(path: Path, text: str, *, private: bool) -> None:
+    """Write `text` to `path`, whole or not at all, also through a crash. A `private` file is readable by its owner
+    only, under any umask. An existing file is replaced. Raises InvalidRequest.
+    """
+    target = path.resolve()  # a symbolic link stays, and its target is replaced
+    fresh = target.with_name(f".{target.name}.{os.urandom(8).hex()}.new")
+    try:
+        _write(fresh, text, _PRIVATE if private else _OPEN)
+        fresh.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise InvalidRequest(f"cannot write {path}: {error.strerror}") from error
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte
+        if mode == _PRIVATE:
+            path.chmod(mode)  # the umask may have removed the rights of the owner
+        file.write(text)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name survive a power loss, if the file system can sync folders."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

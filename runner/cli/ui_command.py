@@ -16,9 +16,9 @@ import click
 
 from plait.errors import InvalidRequest
 from plait.runner.cli.command_line import CANCELLED, COMPLETED
-from plait.runner.cli.command_options import apply_log_options, json_option, log_options, store_option
+from plait.runner.cli.command_options import async_command, json_option, log_options, store_option
 from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
-from plait.runner.cli.terminal_output import print_line, print_note, redirect_prints
+from plait.runner.cli.terminal_output import print_line, print_note
 from plait.runner.client.store_place import AnyStore, StorePlace, open_store
 from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.serving.server_token import (
@@ -40,7 +40,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _PROOF_S = 10.0
 
 
-@click.command("ui")
+@async_command("ui")
 @click.option(
     "--host",
     default="127.0.0.1",
@@ -56,14 +56,13 @@ _PROOF_S = 10.0
 @store_option
 @json_option
 @log_options
-def ui_command(host: str, port: int | None, no_browser: bool, store_path: StorePlace, **options: Any) -> int:
+async def ui_command(host: str, port: int | None, no_browser: bool, store_path: StorePlace, **options: Any) -> int:
     """Open the web page: runs with their tasks, conversations and costs, live; questions are answered there, and runs
     are resumed and cancelled.
 
     The address holds a code that can be used once, within a minute; the browser is then signed in until the server
     ends. Ctrl-C stops the runs that the page has resumed, and ends the page; other processes and their runs go on.
     """
-    apply_log_options(options["log_style"], options["log_level"])
     if lack := missing_packages("ui"):
         raise InvalidRequest(lack)
     if host in _EVERYWHERE:
@@ -72,15 +71,8 @@ def ui_command(host: str, port: int | None, no_browser: bool, store_path: StoreP
         )
     if host == "localhost":
         host = "127.0.0.1"  # a browser may look for localhost at ::1, where another user's server may listen
-    with redirect_prints():
-        return anyio.run(_open_page, host, port, store_path, partial(_announce, options["as_json"], not no_browser))
-
-
-async def _open_page(host: str, port: int | None, place: StorePlace, announce: _Announce) -> int:
-    """Open the page of a server that runs on the store already, or serve the page until a signal. Return the exit
-    code.
-    """
-    async with open_store(place) as store:
+    announce = partial(_announce, options["as_json"], not no_browser)
+    async with open_store(store_path) as store:
         with ExitStack() as stack:
             wanted = DEFAULT_PORT if port is None else port
             try:
@@ -90,7 +82,7 @@ async def _open_page(host: str, port: int | None, place: StorePlace, announce: _
                 page = None
                 with anyio.move_on_after(_PROOF_S):
                     page = await anyio.to_thread.run_sync(
-                        page_of_running_server, place, url, store.files_root, abandon_on_cancel=True
+                        page_of_running_server, store_path, url, store.files_root, abandon_on_cancel=True
                     )
                 if page is not None:
                     print_note("a server runs on this store already; its page:")
@@ -99,7 +91,7 @@ async def _open_page(host: str, port: int | None, place: StorePlace, announce: _
                 if port is not None:
                     raise
                 listening = stack.enter_context(listen(host, 0))
-            return await _serve(listening, store, host, place, announce)
+            return await _serve(listening, store, host, store_path, announce)
 
 
 async def _serve(listening: socket.socket, store: AnyStore, host: str, place: StorePlace, announce: _Announce) -> int:

@@ -11,12 +11,11 @@ import click
 
 from plait import events
 from plait.errors import StoreError
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import apply_log_options, backends_option, hosts_option, log_options, store_option
+from plait.runner.cli.command_options import async_command, backends_option, hosts_option, log_options, store_option
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.follow_run import PlainDisplay
 from plait.runner.cli.run_report import store_failures
-from plait.runner.cli.terminal_output import as_line, print_note, redirect_prints
+from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.client.run_worker import Worker, WorkerOptions
 from plait.runner.client.store_place import StorePlace, open_store
 from plait.runner.client.trusted_backends import FileOptions
@@ -24,7 +23,7 @@ from plait.runner.domain.run_result import RunResult
 from plait.runner.views.event_sentences import counted, seconds
 
 
-@click.command("worker")
+@async_command("worker")
 @click.option(
     "--concurrency",
     type=click.IntRange(1, 1000),
@@ -44,20 +43,18 @@ from plait.runner.views.event_sentences import counted, seconds
 @hosts_option
 @store_option
 @log_options
-def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> int:
+async def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> None:
     """Execute queued runs, and runs whose process has died, until a signal. Several workers may share a store.
 
     Ctrl-C or SIGTERM stops the runs and frees them for other workers; a second signal exits at once.
     """
-    apply_log_options(options["log_style"], options["log_level"])
     plans = tuple(folder.resolve() for folder in options["plans"])
     files = FileOptions(backends=options["backends"], hosts=options["hosts"], plans=plans)
-    with redirect_prints():
-        return anyio.run(work, store_path, WorkerOptions(concurrency, files))
+    await work(store_path, WorkerOptions(concurrency, files))
 
 
-async def work(place: StorePlace, options: WorkerOptions) -> int:
-    """Work until a signal. Return the exit code."""
+async def work(place: StorePlace, options: WorkerOptions) -> None:
+    """Work until a signal."""
     async with open_store(place) as store:
         is_empty = False
         with suppress(StoreError):  # a store that is away is waited for
@@ -70,7 +67,6 @@ async def work(place: StorePlace, options: WorkerOptions) -> int:
             await beside.start(stop_on_signal, worker.stop, print_note)
             await worker.work()
             beside.cancel_scope.cancel()
-    return COMPLETED
 
 
 class _WorkerLines:

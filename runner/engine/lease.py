@@ -109,7 +109,7 @@ async def wait_for_expiry(options: RunOptions, run: StoredRun, live: LiveRun | N
     lease = max(0.0, options.lease - await _silence(run.store, record.run_id))
     at = iso(options.clock.wall())
     if live is not None:
-        live.feed.publish(events.RunWatched(at, record.run_id, f"process {owner.pid} on {owner.host}", lease))
+        live.feed.publish(events.RunWatched(at, record.run_id, owner.process, lease))
     for _ in range(_LOOKS):
         with anyio.CancelScope() as asleep:
             if live is not None:
@@ -175,7 +175,7 @@ _SHORT_S = 2.0
 
 def _owned(record: RunRecord, owner: Owner) -> RunOwned:
     return RunOwned(
-        f"run {record.run_id} is being run by process {owner.pid} on {owner.host} since {owner.claimed_at}. "
+        f"run {record.run_id} is being run by {owner.process} since {owner.claimed_at}. "
         f"Stop that process first, or wait for it"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -45,7 +45,7 @@ from plait.runner.views.view_models import (
     RunView,
     TaskDetail,
     TaskView,
-    usage_fields,
+    view_of,
 )
 from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
 from plait.task import command_text
@@ -61,12 +61,16 @@ def _loop_of(run: RunRecord) -> LoopView | None:
     """
     if run.policy_state is None:
         policy = StoredPolicy.of(run) if run.settings else None
-        return LoopView.of(Loop()) if policy is not None and policy.kind == OrchestratorPolicy.kind else None
+        return _loop_view(Loop()) if policy is not None and policy.kind == OrchestratorPolicy.kind else None
     try:
         loop = Loop.found_in(read_policy_state(run.policy_state).state)
     except (ValueError, KeyError, TypeError):
         return None
-    return None if loop is None else LoopView.of(loop)
+    return None if loop is None else _loop_view(loop)
+
+
+def _loop_view(loop: Loop) -> LoopView:
+    return view_of(LoopView, loop, ended_by=loop.ended_by)
 
 
 async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunDetail:
@@ -102,6 +106,7 @@ async def away_hosts(store: Store, run: RunRecord) -> Mapping[str, HostAway]:
 
 
 _OfOwner = TypeVar("_OfOwner", BackendThrottled, HostAway)
+_Run = TypeVar("_Run", bound=RunView)
 
 
 async def _events_of_owner(store: Store, run: RunRecord, kind: type[_OfOwner]) -> AsyncGenerator[_OfOwner]:
@@ -177,7 +182,7 @@ async def read_waits(
                 for one in records
                 if one.asked is not None
             },
-            owner="" if run.owner is None else f"process {run.owner.pid} on {run.owner.host}",
+            owner="" if run.owner is None else run.owner.process,
             away=away,
         )
         return Waits(waiting, now)
@@ -187,41 +192,37 @@ async def read_waits(
 
 def run_view(run: RunRecord) -> RunView:
     """Return the run that the record describes, as lists of runs show it."""
-    return RunView(**_of_run(run))
+    return _of_run(RunView, run)
 
 
 def run_detail(
     run: RunRecord, tasks: Mapping[str, TaskView] | None = None, throttled: tuple[BackendThrottled, ...] = ()
 ) -> RunDetail:
     """Return the run that the record describes, with `tasks`."""
-    return RunDetail(tasks=tasks or {}, throttled=throttled, **_of_run(run))
+    return _of_run(RunDetail, run, tasks=tasks or {}, throttled=throttled)
 
 
-def _of_run(run: RunRecord) -> dict[str, Any]:
+def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:
     status, owner, loop = shown_status(run), run.owner, _loop_of(run)
     counts = {TaskStatus(name): number for name, number in run.counts.items()}
-    return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "status": status,
-        "created_at": run.created_at,
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
-        "error": run.error,
-        "reason": _reason(run, status, counts.get(TaskStatus.WAITING_INPUT, 0), loop),
-        "owner": owner and OwnerView(host=owner.host, pid=owner.pid, liveness=liveness(owner).value),
-        "done": sum(counts.get(one, 0) for one in TASK_DONE),
-        "total": sum(counts.values()),
-        "counts": counts,
-        "loop": loop,
-        **usage_fields(run.usage),
-    }
+    return view_of(
+        kind,
+        run,
+        status=status,
+        reason=_reason(run, status, counts.get(TaskStatus.WAITING_INPUT, 0), loop),
+        owner=owner and view_of(OwnerView, owner, liveness=liveness(owner).value),
+        done=sum(counts.get(one, 0) for one in TASK_DONE),
+        total=sum(counts.values()),
+        counts=counts,
+        loop=loop,
+        **more,
+    )
 
 
 def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | None) -> str | None:
     """Return the reason for the status, in a few words; None if the status needs none."""
     asks = None if not asking else "1 task asks a person" if asking == 1 else f"{asking:,} tasks ask a person"
-    owner = "" if run.owner is None else f" (process {run.owner.pid} on {run.owner.host})"
+    owner = "" if run.owner is None else f" ({run.owner.process})"
     progress = None if loop is None else loop.description
     reasons = {
         RunStatus.QUEUED: "no process has started the run",
@@ -247,34 +248,19 @@ def _called(spec: Mapping[str, Any]) -> str:
 def task_view(task: TaskRecord, next_try_at: str | None = None, waits: WaitReason | None = None) -> TaskView:
     """Return the task that the record describes."""
     spec = json.loads(task.spec)
-    return TaskView(
-        task_id=task.task_id,
-        position=task.position,
+    return view_of(
+        TaskView,
+        task,
         status=TaskStatus(task.status),
-        depends_on=task.depends_on,
-        backend=task.backend,
         model=task.usage.model,
         prompt=command_text(spec["run"], task.prompt) if "run" in spec else _called(spec) or task.prompt,
         attempts=task.attempt,
-        crashes=task.crashes,
-        text=task.text,
         data=None if task.data is None else json.loads(task.data),
-        damaged=task.damaged,
-        error_kind=task.error_kind,
-        error=task.error,
         next_try_at=next_try_at,
-        question=task.question,
         waits=waits,
         asks=_asks(task),
         answers=_answers(task),
-        session_id=task.session_id,
-        session_confirmed=task.session_confirmed,
-        duration_s=task.duration_s,
-        started_at=task.started_at,
-        ended_at=task.ended_at,
-        added_by=task.added_by,
         spec=spec,
-        **usage_fields(task.usage),
     )
 
 
@@ -289,7 +275,7 @@ def _asks(task: TaskRecord) -> AskedView | None:
 
 def _answers(task: TaskRecord) -> tuple[AnswerView, ...]:
     try:
-        return tuple([AnswerView.of(one) for one in answers_of(task.answers)])
+        return tuple([view_of(AnswerView, one) for one in answers_of(task.answers)])
     except (ValueError, KeyError, TypeError):  # damaged
         return ()
 
@@ -312,31 +298,13 @@ async def task_detail_of(
     shown = (await task_views(store, run, records, now, only=task.task_id))[task.task_id]
     attempts = await store.list_attempts(run.run_id, task.task_id)
     placed = await placed_attempts(store, run.run_id)
-    return TaskDetail(
-        run_id=run.run_id,
-        messages=tuple(messages),
-        history=tuple([_attempt_view(one, placed.get((one.task_id, one.attempt))) for one in attempts]),
-        **{one.name: getattr(shown, one.name) for one in fields(TaskView)},
-    )
+    views = [_attempt_view(one, placed.get((one.task_id, one.attempt))) for one in attempts]
+    return view_of(TaskDetail, shown, run_id=run.run_id, messages=tuple(messages), history=tuple(views))
 
 
 def _attempt_view(attempt: AttemptRecord, placed: PlacedAttempt | None) -> AttemptView:
-    return AttemptView(
-        task_id=attempt.task_id,
-        attempt=attempt.attempt,
-        status=AttemptStatus(attempt.status),
-        backend=attempt.backend,
-        session_id=attempt.session_id,
-        started_at=attempt.started_at,
-        ended_at=attempt.ended_at,
-        error_kind=attempt.error_kind,
-        error=attempt.error,
-        duration_s=attempt.duration_s,
-        traceback=attempt.traceback,
-        model=attempt.usage.model,
-        place=None if placed is None else placed.place,
-        **usage_fields(attempt.usage),
-    )
+    place = None if placed is None else placed.place
+    return view_of(AttemptView, attempt, status=AttemptStatus(attempt.status), model=attempt.usage.model, place=place)
 
 
 async def rendered_prompt(store: Store, run_id: str, task_id: str) -> str | None:
@@ -365,24 +333,13 @@ async def history(store: Store, run_id: str, after: int, clock: Clock, poll: flo
         looks += 1
         while records := await store.list_events(run_id, after):
             for record in records:
-                event = _event(record)
+                event = view_of(EventView, record, detail=json.loads(record.detail))
                 after = event.seq
                 if event.task_id is None:  # a person's message to a task does not reopen an ended run
                     ended = event.is_last
                 yield event
         if not ended:
             await clock.sleep(poll)
-
-
-def _event(record: EventRecord) -> EventView:
-    return EventView(
-        seq=record.seq,
-        at=record.at,
-        kind=record.kind,
-        task_id=record.task_id,
-        attempt=record.attempt,
-        detail=json.loads(record.detail),
-    )
 
 
 POLICY = "the policy"
@@ -460,11 +417,11 @@ async def waiting_tasks(run: StoredRun) -> list[QuestionView]:
     noted = await first_notes(run)
     asked = {one.task_id for one in open_questions(run) if one.task_id not in noted}
     return [
-        QuestionView(
+        view_of(
+            QuestionView,
+            task,
             run_id=run.record.run_id,
             run_name=run.record.name,
-            task_id=task.task_id,
-            attempt=task.attempt,
             question=task.question or "",
             since=task.started_at,
             asks=_asks(task) if task.task_id in asked else None,

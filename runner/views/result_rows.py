@@ -11,7 +11,14 @@ from typing import Any, cast
 
 from plait.runner.domain.dag import group_of, part_number
 from plait.runner.views.view_models import TaskView, usage_fields
+from plait.usage import NO_USAGE
 
+_FIELDS = (
+    *("task_id", "group", "status", "item", "text", "data", "error_kind", "error", "attempts", "backend", "model"),
+    *usage_fields(NO_USAGE),
+    *("duration_s", "session_id", "started_at", "ended_at"),
+)
+"""The columns, in their order."""
 _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
 _FORMULA = ("=", "+", "@", "\t")
 """Beginnings of a cell that a spreadsheet takes for a formula. A minus is the beginning of a Markdown list."""
@@ -33,24 +40,13 @@ def result_rows(tasks: Iterable[TaskView]) -> list[dict[str, Any]]:
 
 def _row(task: TaskView) -> dict[str, Any]:
     item = task.spec.get("item")
-    return {
-        "task_id": task.task_id,
+    special = {
         "group": group_of(task.task_id, item),
         "status": task.status.value,
         "item": item,
-        "text": task.text,
-        "data": task.data,
-        "error_kind": task.error_kind,
-        "error": task.error,
-        "attempts": task.attempts,
-        "backend": task.backend,
-        "model": task.usage.model,
-        **usage_fields(task.usage),
         "duration_s": None if task.duration_s is None else round(task.duration_s, 3),
-        "session_id": task.session_id,
-        "started_at": task.started_at,
-        "ended_at": task.ended_at,
     }
+    return {name: special[name] if name in special else getattr(task, name) for name in _FIELDS}
 
 
 def as_json_lines(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -8,16 +8,16 @@ cannot resolve the recursive alias.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 from plait.events import RUN_ENDS, BackendThrottled
 from plait.persistence.store_records import MessageRecord
-from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way
+from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.domain.wait_reasons import WaitReason
-from plait.runner.policies.goal_policy import Loop, Phase
+from plait.runner.policies.goal_policy import Phase
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.statuses import AttemptStatus, RunStatus, TaskStatus
 from plait.usage import Usage
@@ -110,6 +110,20 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     return {name: getattr(usage, name) for name in _COUNTS}
 
 
+def view_of(kind: type[T], source: Any, **more: Any) -> T:
+    """Return the view `kind` of `source`: its fields of the same names, its usage, and `more` in place of these."""
+    values = {name: getattr(source, name) for name in _shared(cast("Any", kind), source.__class__)}
+    if issubclass(kind, UsageView) and not isinstance(source, UsageView):
+        values.update(usage_fields(source.usage))
+    return kind(**{**values, **more})
+
+
+@cache
+def _shared(kind: Any, source: Any) -> Sequence[str]:
+    names = {one.name for one in fields(source)}
+    return [one.name for one in fields(kind) if one.name in names]
+
+
 @view
 class OwnerView:
     """The process that owns a run."""
@@ -118,6 +132,11 @@ class OwnerView:
     pid: int
     liveness: Literal["alive", "dead", "unknown"]
     """As far as this host can determine."""
+
+    @property
+    def process(self) -> str:
+        """The process in words."""
+        return f"process {self.pid} on {self.host}"
 
 
 @view
@@ -129,12 +148,6 @@ class LoopView:
     """Number of executed tasks."""
     ended_by: Literal["goal_reached", "max_iterations", "max_tasks", "no_progress"] | None
     """Why no further task is planned; null while the loop goes on."""
-
-    @classmethod
-    def of(cls, loop: Loop) -> LoopView:
-        """Return the progress that `loop` has made."""
-        ended_by: Any = loop.ended_by
-        return cls(phase=loop.phase, iteration=loop.iteration, ended_by=ended_by)
 
     @property
     def description(self) -> str:
@@ -214,11 +227,6 @@ class AnswerView:
     def text(self) -> str:
         """The message sent in the conversation."""
         return self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False)
-
-    @classmethod
-    def of(cls, answer: AnsweredQuestion) -> AnswerView:
-        """Return the stored answer."""
-        return cls(attempt=answer.attempt, way=answer.way, question=answer.question, value=answer.value, by=answer.by)
 
 
 @view
@@ -400,25 +408,14 @@ class PreviewView:
     @classmethod
     def of(cls, preview: Preview) -> PreviewView:
         """Return what `preview` says of each task."""
-        return cls(
-            run_id=preview.run_id,
-            status=preview.status,
-            ended=preview.ended,
-            damaged=preview.damaged,
+        return view_of(
+            cls,
+            preview,
             runs=preview.runs,
             adopted=preview.count(ResumeAction.ADOPT),
             possibly_billed_twice=len(preview.repeats),
             repeated_input_tokens=preview.repeated_input_tokens,
-            tasks=tuple(
-                StepView(
-                    task_id=step.task_id,
-                    action=step.action,
-                    reason=step.reason,
-                    possibly_billed_twice=step.repeats,
-                    input_tokens=step.input_tokens,
-                )
-                for step in preview.tasks.values()
-            ),
+            tasks=tuple([view_of(StepView, one, possibly_billed_twice=one.repeats) for one in preview.tasks.values()]),
         )
 
 
@@ -434,5 +431,4 @@ class ReplyView(UsageView):
     @classmethod
     def of(cls, run_id: str, task_id: str, reply: Reply) -> ReplyView:
         """Return the answer `reply` of the task."""
-        used = usage_fields(reply.usage)
-        return cls(run_id=run_id, task_id=task_id, text=reply.text, session_id=reply.session_id, **used)
+        return view_of(cls, reply, run_id=run_id, task_id=task_id)

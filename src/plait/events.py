@@ -34,6 +34,11 @@ class Owner:
     """The start time of the process, as the operating system reports the time."""
     claimed_at: str
 
+    @property
+    def process(self) -> str:
+        """The process in words."""
+        return f"process {self.pid} on {self.host}"
+
 
 @value
 class NewTask:

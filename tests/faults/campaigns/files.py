@@ -32,7 +32,7 @@ Sabotage: TypeAlias = Literal["renamed before it is synced", "a name that is not
 CODE = """
 import os, stat, sys
 from pathlib import Path
-from plait.runner.cli import output_files as files
+from plait.runner.cli import terminal_output as files
 
 path, size, sabotage = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 fsync, skipped = os.fsync, {"renamed before it is synced": stat.S_ISREG, "a name that is not synced": stat.S_ISDIR}

@@ -9,7 +9,7 @@ import pytest
 
 from plait import DAG, Task, TaskStatus
 from plait.events import NewTask, TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TasksAdded, TaskStarted
-from plait.runner.cli.live_display import Progress
+from plait.runner.cli.run_progress import Progress
 from plait.runner.cli.terminal_output import as_line, last_cells
 from plait.runner.views.event_sentences import event_line
 from plait.usage import NO_USAGE, Usage

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.output_files import write_file
+from plait.runner.cli.terminal_output import write_file
 from tests.support.plans.logged import make
 from tests.support.processes.command import plait_here
 

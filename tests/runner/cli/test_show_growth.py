@@ -9,7 +9,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.persistence import SQLiteStore
-from plait.runner.cli.live_display import Progress
+from plait.runner.cli.run_progress import Progress
 from plait.runner.views.event_sentences import event_line
 from plait.workflows import Decision
 from tests.support.fakes import Talker

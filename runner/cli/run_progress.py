@@ -1,0 +1,223 @@
+"""A live run as its events tell it: its tasks, what they wait for, what they used; and what every display of it can do.
+
+Nothing here draws: a display reads `Progress`, and so does the summary at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from plait import events
+from plait.json_form import JsonValue
+from plait.runner.domain.dag import DAG
+from plait.runner.domain.wait_reasons import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
+from plait.runner.state.stored_run import grow
+from plait.runner.views.event_sentences import event_sentence, is_detail
+from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.usage import NO_USAGE, Usage, lacks_price
+
+_Billed = events.TaskCompleted | events.TaskRetried | events.TaskFailed | events.TaskWaiting
+_LONGEST = 400  # characters of the output of a task that are kept
+
+
+class Display:
+    """Shows a live run on standard error: this one nothing."""
+
+    def handle(self, event: events.Event) -> None:
+        """Show an event, which `Progress` has handled."""
+
+    def note(self, text: str) -> None:
+        """Print a message of plait."""
+
+    def tick(self) -> None:
+        """Refresh the display; called several times a second."""
+
+    def close(self) -> None:
+        """Restore the terminal after the last event."""
+
+
+@dataclass(slots=True)
+class RunningAttempt:
+    """An attempt that is running."""
+
+    since: float
+    """Start of the attempt, on the clock of the display."""
+    backend: str
+    attempt: int
+    now: str = ""
+    """The current tool or wait; the end of the text while an answer is written."""
+    kind: str = "text"
+    """Kind of output that `now` holds."""
+    usage: Usage = NO_USAGE
+    """Tokens and cost up to now."""
+
+    def handle(self, event: events.TaskEvent) -> None:
+        """Keep what the event says as the current action."""
+        if not isinstance(event, events.TaskOutput):
+            self.now, self.kind = event_sentence(event)[:_LONGEST], event.kind
+            return
+        if event.output != "text":
+            self.now = event.text[:_LONGEST]
+        else:
+            written = self.now if self.kind == "text" else ""
+            self.now = (written + event.text[-_LONGEST:])[-_LONGEST:]
+        self.kind = event.output
+        if event.usage != NO_USAGE:
+            self.usage = event.usage
+
+
+class Progress:
+    """A run as its events tell it, for a display and for the summary at the end. `handle` takes each event; `statuses`
+    are those of the tasks before the first event.
+    """
+
+    def __init__(
+        self,
+        dag: DAG,
+        clock: Callable[[], float],
+        statuses: Mapping[str, TaskStatus] | None = None,
+        limits: Limits = NO_LIMITS,
+    ) -> None:
+        self.dag = dag.copy()
+        self.clock = clock
+        self.began = clock()
+        self.statuses = dict(statuses or {task.id: TaskStatus.PENDING for task in dag})
+        self.counts = Counter(self.statuses.values())
+        self.running: dict[str, RunningAttempt] = {}
+        self.retries: dict[str, float] = {}
+        """Tasks that wait for another attempt, with the time of the attempt."""
+        self.questions: dict[str, str] = {}
+        """Questions of the tasks that wait for a person."""
+        self.throttled: dict[str, events.BackendThrottled] = {}
+        """The last event of each throttled backend."""
+        self.away: dict[str, events.HostAway] = {}
+        """The last event of each host that tasks wait for."""
+        self.limits = limits
+        """The limits of the run; those of a new run come with its first event."""
+        self._rated: set[str] = set()
+        """The backends at whose own limits of rate tasks have waited."""
+        self._used: Usage = NO_USAGE
+        self.degraded: str | None = None
+        self.started: set[str] = set()
+        """The tasks that this process ran."""
+        self.unpriced: set[str | None] = set()
+        """The models of unknown cost in attempts, of this process, that were not the last of their tasks."""
+        self.policy_state: JsonValue = None
+        """The last state of the policy."""
+        self.left: Mapping[str, Sequence[str]] | None = None
+        """The ids of the tasks that waited for a host that was away when the run was stopped or cancelled, by host;
+        None if the run ended by itself.
+        """
+        self.took = 0.0
+        """Seconds from the start of the run to its end."""
+
+    @property
+    def usage(self) -> Usage:
+        """Usage of all attempts of this process, running attempts included as far as they report usage."""
+        return sum((one.usage for one in self.running.values()), self._used)
+
+    @property
+    def done(self) -> int:
+        """Number of tasks that have ended, in whatever status."""
+        return sum(self.counts[status] for status in TASK_DONE)
+
+    def handle(self, event: events.Event) -> None:
+        """Update the state from the event."""
+        if isinstance(event, events.TaskStarted):
+            self.retries.pop(event.task_id, None)
+            self.running[event.task_id] = RunningAttempt(self.clock(), event.backend, event.attempt)
+            self._set_status(event.task_id, TaskStatus.RUNNING)
+            if not isinstance(event, events.TaskAdopted):
+                self.started.add(event.task_id)
+        elif isinstance(event, events.TaskEvent) and is_detail(event):
+            if (underway := self.running.get(event.task_id)) and not isinstance(event, events.SessionOpened):
+                underway.handle(event)
+        elif isinstance(event, events.TaskEvent):
+            self._apply_task_event(event)
+        elif isinstance(event, events.TasksAdded):
+            grow(self.dag, event)
+            self.statuses.update({task.task_id: TaskStatus.PENDING for task in event.tasks})
+            self.counts[TaskStatus.PENDING] += len(event.tasks)
+        else:
+            self._apply_run_event(event)
+
+    def leave(self) -> None:
+        """Keep what waits for hosts that are away: from now on tasks end in this process, and wait for no host."""
+        if self.left is None:
+            self.left = {name: one.tasks for name, one in self.away.items()}
+
+    def _apply_run_event(self, event: events.Event) -> None:
+        if isinstance(event, events.BackendThrottled):
+            self.throttled[event.backend] = event
+            if event.cause == events.OWN_LIMITS:
+                self._rated.add(event.backend)
+            if event.until is None and event.slots == event.total:
+                del self.throttled[event.backend]
+        elif isinstance(event, events.HostAway):
+            self.away[event.host] = event
+            if event.since is None:
+                del self.away[event.host]
+        elif isinstance(event, events.RunCreated):
+            self.limits = stored_limits(json.loads(event.settings))
+        elif isinstance(event, events.RunCancelling):
+            self.leave()
+        elif isinstance(event, events.PolicyDecided):
+            self.policy_state = event.state
+        elif isinstance(event, events.StoreDegraded):
+            self.degraded = event.error
+        elif isinstance(event, events.StoreRecovered):
+            self.degraded = None
+
+    def _apply_task_event(self, event: events.TaskEvent) -> None:
+        underway = self.running.pop(event.task_id, None)
+        if isinstance(event, _Billed):
+            self._used += event.usage
+            if isinstance(event, events.TaskRetried | events.TaskWaiting) and lacks_price(event.usage):
+                self.unpriced.add(event.usage.model)
+        elif underway is not None:
+            self._used += underway.usage
+        self.questions.pop(event.task_id, None)
+        if isinstance(event, events.TaskCompleted):
+            self._set_status(event.task_id, TaskStatus.COMPLETED)
+        elif isinstance(event, events.TaskFailed):
+            self._set_status(event.task_id, event.status)
+        elif isinstance(event, events.TaskCancelled):
+            self._set_status(event.task_id, TaskStatus.CANCELLED)
+        elif isinstance(event, events.TaskWaiting):
+            self.questions[event.task_id] = event.question
+            self._set_status(event.task_id, TaskStatus.WAITING_INPUT)
+        else:
+            if isinstance(event, events.TaskRetried) or (isinstance(event, events.TaskInterrupted) and event.delay_s):
+                self.retries[event.task_id] = self.clock() + event.delay_s
+            self._set_status(event.task_id, TaskStatus.PENDING)
+
+    def _set_status(self, task_id: str, status: TaskStatus) -> None:
+        self.counts[self.statuses[task_id]] -= 1
+        self.statuses[task_id] = status
+        self.counts[status] += 1
+
+    def held_back(self, now: float) -> Mapping[str, str]:
+        """Return the reason at Unix time `now` of each running task that waits for a host, by id."""
+        if not self.away:
+            return {}
+        waits = self._waits(now)
+        return {one: reason.text for one in self.running if (reason := waits.reason(one)) is not None}
+
+    def _waits(self, now: float) -> Waits:
+        run = WaitingRun(
+            RunStatus.RUNNING, self.dag, self.statuses, self.limits, self.throttled, self._rated, away=self.away
+        )
+        return Waits(run, now)
+
+    def waiting_tasks(self, limit: int, now: float) -> list[tuple[str, WaitReason]]:
+        """Return the first `limit` tasks that have to start, each with the reason at Unix time `now`. Tasks that wait
+        for a retry are left out.
+        """
+        waits = self._waits(now)
+        pending = (task.id for task in self.dag if self.statuses[task.id] is TaskStatus.PENDING)
+        reasons = ((one, waits.reason(one)) for one in pending if one not in self.retries)
+        return list(islice(((one, reason) for one, reason in reasons if reason is not None), limit))
