@@ -87,7 +87,7 @@ def decode_lossy(raw: bytes) -> str:
 
 def open_memory() -> sqlite3.Connection:
     """Return a private database in memory, with its tables."""
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=256)
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     _create_tables(connection)
     return connection
 
@@ -169,7 +169,6 @@ def _connect(path: Path, access: _Access) -> sqlite3.Connection:
         timeout=BUSY_TIMEOUT_S,
         isolation_level=None,
         check_same_thread=False,
-        cached_statements=256,
     )
 
 

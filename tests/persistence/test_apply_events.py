@@ -12,7 +12,9 @@ from plait.events import (
     LeaseRenewed,
     NewTask,
     NodeStarted,
+    PolicyDecided,
     SessionOpened,
+    TaskAnswered,
     TaskCompleted,
     TaskFailed,
     TaskInterrupted,
@@ -21,8 +23,9 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence import AttemptRecord, MemoryStore
+from plait.persistence import AttemptRecord, MemoryStore, RunRecord, tables
 from plait.persistence.apply_events import apply_events
+from plait.persistence.store_records import Claim, TaskRecord
 from plait.statuses import TaskStatus
 from plait.usage import NO_USAGE, Usage
 from tests.contracts.store.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, run_becomes, whole
@@ -119,8 +122,8 @@ async def test_a_change_that_is_not_shown_has_no_event(store: MemoryStore, write
     assert await store.list_events(RUN) == before
 
 
-async def test_a_model_is_kept_without_a_session_and_a_cost(store: MemoryStore, writer: Writer) -> None:
-    usage = Usage(3, 2, model="sample-1")
+@pytest.mark.parametrize("usage", [Usage(3, 2, model="sample-1"), Usage(3, 2, 0.5)])
+async def test_a_model_or_a_cost_is_kept_without_a_session(store: MemoryStore, writer: Writer, usage: Usage) -> None:
     await writer.write(
         TaskStarted(at(3), "c", 1, "fast"), TaskCompleted(at(4), "c", 1, "done", usage=usage, turn="Last.")
     )
@@ -197,3 +200,49 @@ async def test_a_run_of_no_tasks_is_read_and_listed(store: MemoryStore) -> None:
     assert run is not None
     assert run.counts == {}
     assert await store.list_runs() == (replace(run, settings=""),)
+
+
+def test_changes_of_tasks_alone_leave_the_head_but_for_its_number_and_sums() -> None:
+    opened = apply_events(RUN, None, 1, OPENING).run
+    assert apply_events(RUN, opened, 4, [START_A]).head == (tables.SET_LAST_SEQ, (4, 0, 0, None, 0, 0, 0, 0, 0))
+
+
+async def test_every_field_of_a_task_is_kept(store: MemoryStore, writer: Writer) -> None:
+    usage = Usage(3, 2, 0.25, "sample-1", 1, 1, 1, True, 1)
+    new = NewTask("d", "Ask {{ a }}", ("a", "c"), "deep", '{"weight":2}')
+    await writer.write(TasksAdded(at(3), (new,), "a"), TaskStarted(at(3), "d", 1, "fast"))
+    await writer.write(TaskWaiting(at(4), "d", 1, "Which?", crashed=True), TaskAnswered(at(5), "d", 1, '["this"]'))
+    await writer.write(TaskStarted(at(6), "d", 2, "fast", "session-d", confirmed=True))
+    await writer.write(TaskCompleted(at(7), "d", 2, "This.", '{"this":1}', usage, 1.5))
+    given = "d", 3, new.prompt, new.depends_on, "deep", new.spec
+    assert await store.list_tasks(RUN, "d") == (
+        TaskRecord(
+            *given, "completed", 2, "This.", '{"this":1}', session_id="session-d", usage=usage, duration_s=1.5,
+            started_at=at(6), ended_at=at(7), crashes=1, session_confirmed=True, answers='["this"]', added_by="a",
+        ),
+    )  # fmt: skip
+    asking = TaskWaiting(at(4), "c", 1, "Which?", asked='{"kind":"choice"}', usage=usage, duration_s=1.5)
+    await writer.write(TaskStarted(at(3), "c", 1, "fast"), asking)
+    await writer.write(TaskStarted(at(3), "a", 1, "fast"), replace(ENDS["failed"], duration_s=2.5))
+    assert await store.list_tasks(RUN, "c") == (
+        TaskRecord(
+            "c", 2, "Last.", (), None, "{}", "waiting_input", 1, usage=usage, duration_s=1.5, started_at=at(3),
+            ended_at=at(4), question="Which?", asked='{"kind":"choice"}',
+        ),
+    )  # fmt: skip
+    assert await store.list_tasks(RUN, "a") == (
+        TaskRecord(
+            "a", 0, "First.", (), None, "{}", "failed", 1, error_kind="auth", error="no key", duration_s=2.5,
+            started_at=at(3), ended_at=at(4),
+        ),
+    )  # fmt: skip
+
+
+async def test_every_field_of_a_run_is_kept(store: MemoryStore, writer: Writer) -> None:
+    usage = Usage(3, 2, 0.25, None, 1, 1, 1, True, 1)
+    await writer.write(START_A, replace(DONE_A, usage=usage), PolicyDecided(at(5), '{"tries":2}'))
+    await writer.write(run_becomes(at(6), "failed", "no"), LeaseRenewed(at(6), 4e10))
+    assert await store.get_run(RUN) == RunRecord(
+        RUN, CREATED.name, "failed", at(0), at(2), at(6), "no", CREATED.settings, (Claim(2, "owner-1"),), 8, None, 4e10,
+        {"completed": 1, "pending": 2}, usage, '{"tries":2}', 6,
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -174,15 +175,16 @@ async def test_an_address_with_an_odd_password_is_refused_with_what_to_write() -
 class Opened:
     """A connection of the driver that can be closed, or not."""
 
-    def __init__(self, *, can_close: bool = True) -> None:
+    def __init__(self, *, can_close: bool = True, **settings: str) -> None:
         self.can_close = can_close
+        self.settings = SimpleNamespace(**settings)
         self.ended: list[str] = []
 
     def is_closed(self) -> bool:
         return bool(self.ended)
 
     def get_settings(self) -> object:
-        return object()
+        return self.settings
 
     async def close(self, timeout: float) -> None:
         if not self.can_close:
@@ -226,6 +228,19 @@ async def test_a_connection_in_doubt_is_replaced_before_the_next_call(monkeypatc
     await one.close()
     await one.close()
     assert opened[0].ended == ["closed within 2 s"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [({"in_hot_standby": "on"}, StoreError), ({"in_hot_standby": "off"}, StoreRefused), ({}, StoreRefused)],
+)
+async def test_the_connection_says_whether_the_server_is_a_standby(settings: dict[str, str], kind: type) -> None:
+    async def writes(_connection: Any) -> None:
+        raise asyncpg.ReadOnlySQLTransactionError("in a read-only transaction")
+
+    with pytest.raises(StoreError) as failed:
+        await ReconnectingConnection(DSN, Opened(**settings)).run(writes)
+    assert type(failed.value) is kind
 
 
 async def test_a_connection_that_cannot_be_closed_is_dropped() -> None:

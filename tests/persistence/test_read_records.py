@@ -135,6 +135,15 @@ async def test_a_list_without_a_limit_is_of_the_last_fifty_runs_and_the_first_th
     assert len(await store.list_events(RUN)) == 1000
 
 
+@pytest.mark.parametrize(("limit", "found"), [(2**80, 3), (2, 2), (0, 0), (-1, 0)])
+async def test_a_limit_may_be_any_number(limit: int, found: int) -> None:
+    store = await a_store()
+    for run_id in ("second", "third"):
+        await Writer(store, run_id).write(CREATED)
+    assert len(await store.list_runs(limit)) == found
+    assert len(await store.list_events(RUN, 1, limit)) == found
+
+
 async def test_the_check_of_rows_counts_results_and_messages_of_every_run() -> None:
     store = await a_store()
     assert await store.check_rows() == ([], 1, 2)

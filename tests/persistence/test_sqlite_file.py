@@ -156,7 +156,8 @@ def test_a_foreign_database_is_refused(path: Path) -> None:
 
 def test_a_locked_database_is_told_from_one_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "BUSY_TIMEOUT_S", 0.01)
-    open_database(path, "create").close()
+    with closing(open_database(path, "create")) as connection:
+        assert value(connection, "busy_timeout") == 10
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("PRAGMA locking_mode = EXCLUSIVE")
         other.execute("BEGIN EXCLUSIVE")

@@ -16,7 +16,7 @@ import pytest
 
 from plait.errors import Conflict, StoreBusy, StoreError
 from plait.events import SessionOpened
-from plait.persistence import MemoryStore, SQLiteStore, sqlite_file
+from plait.persistence import MemoryStore, SQLiteStore, sqlite_file, sqlite_store
 from tests.contracts.store.samples import ASK, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 
 
@@ -100,6 +100,23 @@ async def test_a_store_that_only_reads_only_reads_over_every_connection(tmp_path
             with pytest.raises(StoreError, match="attempt to write a readonly database; check the permissions"):
                 await store._call(lambda connection: connection.execute("CREATE TABLE mine (x)").fetchall())
             assert len(await store.list_runs()) == 1
+
+
+async def test_a_connection_in_place_of_another_never_makes_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[sqlite_file.Mode] = []
+
+    def opened(path: Path, mode: sqlite_file.Mode, **options: bool) -> sqlite3.Connection:
+        modes.append(mode)
+        return sqlite_file.open_database(path, mode, **options)
+
+    monkeypatch.setattr(sqlite_store, "open_database", opened)
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        with pytest.raises(StoreError):
+            await store._call(fails)
+        await store.list_runs()
+    assert modes == ["create", "existing"]
 
 
 def test_a_mode_or_a_path_that_is_none_is_refused() -> None:

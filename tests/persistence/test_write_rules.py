@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plait.errors import Conflict
+from plait.errors import Conflict, Fenced
 from plait.events import RunCancelled, RunFailed, RunStarted
 from plait.persistence import Batch, RunRecord
 from plait.persistence.write_rules import advance_head, count_applied
@@ -33,6 +33,15 @@ def test_the_same_run_claimed_by_another_exists_already() -> None:
 def test_before_the_first_claim_of_a_writer_no_owner_is_compared() -> None:
     claimed = replace(advance_head(QUEUED, CLAIMED, 2), last_seq=2)
     assert count_applied(Batch(RUN, 0, 1, (CREATED, CLAIMED), "another"), claimed) == 2
+
+
+def test_a_claim_in_a_batch_is_compared_although_its_writer_was_the_owner_before() -> None:
+    claimed = replace(advance_head(QUEUED, CLAIMED, 2), last_seq=2)
+    left, right = (replace(CLAIMED, owner=replace(CLAIMED.owner, owner_id=name)) for name in ("left", "right"))
+    taken = replace(advance_head(claimed, left, 3), last_seq=3)
+    assert count_applied(Batch(RUN, 1, 3, (left,), "owner-1"), taken) == 1
+    with pytest.raises(Fenced):
+        count_applied(Batch(RUN, 1, 3, (right,), "owner-1"), taken)
 
 
 def test_a_run_that_is_cancelled_before_its_start_was_never_started() -> None:

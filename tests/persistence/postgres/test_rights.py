@@ -116,6 +116,12 @@ async def test_a_database_that_cannot_store_every_character_is_refused(dsn: str,
         await execute(dsn, f"DROP DATABASE {name}")
 
 
+async def test_a_database_that_is_missing_is_refused_with_one_remedy(dsn: str) -> None:
+    with pytest.raises(StoreUnusable, match=r'"nowhere" does not exist; create the database, or correct the address$'):
+        async with PostgresStore(in_database(dsn, "nowhere")):
+            pass
+
+
 async def test_a_right_that_is_lost_in_mid_run_is_not_waited_for_at_the_end_and_caught_up_once_back(
     dsn: str, reader: str
 ) -> None:
