@@ -27,10 +27,6 @@ class TestMemoryStore(StoreContract):
 
 
 class TestSQLiteStore(StoreContract):
-    @pytest.fixture
-    def tmp_path(self, quick_folder: Path) -> Path:
-        return quick_folder
-
     def open_store(self, folder: Path) -> SQLiteStore:
         return SQLiteStore(folder / "runs.db")
 

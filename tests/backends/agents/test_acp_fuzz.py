@@ -78,7 +78,7 @@ odd_values = st.recursive(
 odd_messages = st.dictionaries(keys, odd_values, max_size=5)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.lists(odd_messages, max_size=6), st.integers(0, 3), st.sampled_from(["allow", "deny", "ask"]))
 def test_no_message_breaks_it(messages: list[Any], at: int, policy: Any) -> None:
     whole = [start(loadSession=True), OPEN, chunk("x"), done()]

@@ -139,8 +139,8 @@ def test_a_long_line_is_read_in_time(piece: str) -> None:
     """No pattern may be quadratic: a line has up to eight megabytes."""
     began = time.thread_time()
     for start in ("", "{", "⠋ "):
-        read_line((start + piece * (2**20 // len(piece))).encode())
-    assert time.thread_time() - began < 10
+        read_line((start + piece * (2**18 // len(piece))).encode())
+    assert time.thread_time() - began < 10, "minutes, if it were"
 
 
 def _command(folder: Path, said: str, status: int = 0) -> str:

@@ -193,7 +193,11 @@ class Screen(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("unit", [*map(chr, [*range(33), *range(0x7F, 0xA0), 0x2028]), "a ", " \n", "\x1b[", "\x1b]"])
+# A blank, each kind of line end, and what begins or ends a control sequence, of seven or of eight bits.
+@pytest.mark.parametrize(
+    "unit",
+    [*"\0\a\b\t\n\v\r\x18\x1b \x7f\x85\x90\x98\x9b\x9c\x9d\u2028", "a ", " \n", "\x1b[", "\x1b]", "\x1bP"],
+)
 def test_the_time_grows_with_the_text_alone(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
     monkeypatch.setattr(sys, "stdout", Screen())
     for show in (visible, without_controls, as_line):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema_rs
 import pytest
+from jsonschema_rs import Validator
 
 from plait.backends.specs.backend_specs import BackendSpec, LocalSpec, OpenAISpec
 from plait.orchestration import LoopLimits, OrchestratorPolicy
-from plait.runner.plan import Plan, PlanError, parse_plan, plan_schema
+from plait.runner.plan import Plan, PlanError, parse_plan
 from plait.runner.policies.goal_messages import Team
 
 FULL = """
@@ -209,8 +209,8 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ({}, False),
     ],
 )
-def test_the_schema_agrees_with_the_reader(value: dict[str, Any], fits: bool) -> None:
-    assert jsonschema_rs.is_valid(plan_schema(), value) is fits
+def test_the_schema_agrees_with_the_reader(schema: Validator, value: dict[str, Any], fits: bool) -> None:
+    assert schema.is_valid(value) is fits
     if fits:
         parse_plan(json.dumps(value), format="json")
     else:

@@ -2,10 +2,9 @@
 
 import json
 
-import jsonschema_rs
 import pytest
 
-from plait.runner.plan import PlanError, parse_plan, plan_schema
+from plait.runner.plan import PlanError, parse_plan
 
 
 @pytest.mark.parametrize(
@@ -26,8 +25,8 @@ from plait.runner.plan import PlanError, parse_plan, plan_schema
         {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"results": 1}},
     ],
 )
-def test_the_schema_refuses_what_the_reader_refuses(wrong):
-    assert not jsonschema_rs.is_valid(plan_schema(), wrong)
+def test_the_schema_refuses_what_the_reader_refuses(schema, wrong):
+    assert not schema.is_valid(wrong)
     with pytest.raises(PlanError):
         parse_plan(json.dumps(wrong), format="json")
 
@@ -40,6 +39,6 @@ def test_the_schema_refuses_what_the_reader_refuses(wrong):
         {"tasks": [{"id": "a", "prompt": "x"}], "inputs": {"r": None, "m": {"a": 1}, "l": [1]}, "follow_ups": None},
     ],
 )
-def test_the_schema_accepts_a_key_with_nothing_behind_it_as_the_reader_does(empty):
-    jsonschema_rs.validate(plan_schema(), empty)
+def test_the_schema_accepts_a_key_with_nothing_behind_it_as_the_reader_does(schema, empty):
+    schema.validate(empty)
     parse_plan(json.dumps(empty), format="json")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.errors import PlanError
@@ -114,6 +114,7 @@ def test_json():
     assert source.values["c", "d", 1] == (3, 19)
 
 
+@settings(max_examples=40)
 @given(st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8", exclude_characters="\0\x7f", exclude_categories=["Cc", "Cs", "Cn"])),

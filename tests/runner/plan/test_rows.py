@@ -8,11 +8,11 @@ import os
 import socket
 from pathlib import Path
 
-import jsonschema_rs
 import pytest
+from jsonschema_rs import Validator
 
 from plait.runner.client.offered_plans import posted_plan
-from plait.runner.plan import PlanError, parse_plan, plan_schema
+from plait.runner.plan import PlanError, parse_plan
 from tests.support.plans.logged import calls, make
 from tests.support.plans.rows import TASKS, mistakes, rows
 from tests.support.processes.command import plait, plait_here
@@ -129,12 +129,12 @@ def test_a_file_that_cannot_be_used_is_a_mistake_of_the_plan(tmp_path: Path, spe
     assert words in problem.message
 
 
-def test_a_mapping_whose_rows_are_no_text_is_a_value_like_any_other(tmp_path: Path) -> None:
+def test_a_mapping_whose_rows_are_no_text_is_a_value_like_any_other(tmp_path: Path, schema: Validator) -> None:
     for value in ({"columns": ["a", "b"], "rows": [[1, 2], [3, 4]]}, {"rows": None}, {"rows": 3}, {"rows": {"x": 1}}):
         plan: dict[str, object] = {"inputs": {"t": value}, "tasks": [{"id": "t1", "prompt": "{{ t.rows }}"}]}
         assert parse_plan(json.dumps(plan), format="json", folder=tmp_path).dag.inputs == {"t": value}
         assert posted_plan(plan, {}, []).dag.inputs == posted_plan(plan, {"t": value}, []).dag.inputs == {"t": value}
-        jsonschema_rs.validate(plan_schema(), plan)
+        schema.validate(plan)
 
 
 def test_names_that_no_file_can_have_are_mistakes(tmp_path: Path) -> None:

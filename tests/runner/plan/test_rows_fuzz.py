@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runner.plan import PlanError, PlanProblem, parse_plan
@@ -27,6 +27,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(values=st.lists(JSON.filter(lambda value: value is not None), min_size=1, max_size=6), pretty=st.booleans())
 def test_json_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, values: list[object], pretty: bool
