@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from plait.json_form import value
 from plait.safe_text import one_line
-from plait.usage import Usage
+from plait.usage import NO_USAGE, Usage
 
 _LOG: Final = logging.getLogger(__name__)
 _PACKAGE = "genai_prices"
@@ -57,6 +57,12 @@ class Price:
         dollars += (written - long) * write + long * (write if self.cache_write_1h is None else self.cache_write_1h)
         return (dollars + thought * (self.output if self.reasoning is None else self.reasoning)) / 1_000_000
 
+    def most(self, input_tokens: int, output_tokens: int) -> float:
+        """Return the highest cost of a call of at most these tokens in US dollars, written to the cache or not."""
+        read = max(one for one in (self.input, self.cache_read, self.cache_write) if one is not None)
+        written = max(self.output, self.reasoning or 0.0)
+        return (input_tokens * read + output_tokens * written) / 1_000_000
+
     def check(self, model: str) -> None:
         """Raise ValueError unless all numbers are finite and not negative; `model` is named in the message."""
         for name in ("input", "output", "cache_read", "cache_write", "reasoning", "cache_write_1h"):
@@ -89,6 +95,10 @@ class Billing:
     """Options of the requests on which the price in the list depends, such as `("service_tier", "flex")`."""
     estimates: bool = False
     """Whether a cost that the backend reports may come from a list: a line of the user then replaces the cost."""
+    max_output_tokens: int | None = None
+    """The most tokens that the backend lets a request write; None without a bound."""
+    max_turn_usd: float | None = None
+    """The most that a turn costs, in US dollars, whatever the price; None without a bound."""
 
 
 UNBILLED = Billing()
@@ -135,6 +145,17 @@ class Prices:
         if is_partial and not (used.input_tokens or used.output_tokens):
             return used
         return replace(used, cost_usd=price.cost(used), cost_is_partial=is_partial)
+
+    def most(self, input_tokens: int, output_tokens: int, billing: Billing, *, at: float) -> float | None:
+        """Return the highest cost of a request of at most these tokens at the Unix time `at`, in US dollars; None
+        without a price. The list counts only if loaded.
+        """
+        price = self._own(NO_USAGE, billing)
+        known: Sequence[Price] = () if price is None else (price,)
+        if price is None and billing.provider is not None and billing.model is not None and is_loaded():
+            tiers = _listed(billing.provider, billing.model, int(at // _PERIOD_S), billing.terms)
+            known = [one for start, one in tiers if not start or input_tokens > start]
+        return max((one.most(input_tokens, output_tokens) for one in known), default=None)
 
     def _own(self, used: Usage, billing: Billing) -> Price | None:
         """Return the user's price, else that of the backend."""

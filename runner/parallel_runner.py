@@ -69,6 +69,11 @@ class ParallelRunner:
       is the answer; None defers to the other ways.
     - `prices`: the prices of models, by the name of the model. A backend's own report of a cost comes first, then these
       prices, then the list of the extra `prices`.
+    - `budget`: what a run may spend over all its attempts and resumes, in US dollars. A call that might cost more than
+      what is left is not made: the task asks for a higher budget. For a resumed run it counts if it is higher than the
+      run's own.
+    - `unpriced`: if True, calls of which nobody can say what they cost at most are made, and count once they have cost
+      something; otherwise a run with a budget is refused (InvalidRequest).
     - `clock`: the source of time.
     - `rng`: the source of random retry delays.
     """

@@ -28,6 +28,8 @@ class Plan(plan_file.Plan):
         inputs: Mapping[str, JsonValue] | None = None,
         backends: Backend | Mapping[str, Backend | Callable[..., Any]] | None = None,
         concurrency: int | None = None,
+        budget: float | None = None,
+        unpriced: bool = False,
         strict: bool = False,
         run_id: str | None = None,
         like: str | None = None,
@@ -57,7 +59,10 @@ class Plan(plan_file.Plan):
         async with backend_set.open(name for name in names if name not in given) as made:
             made |= {name: as_backend(backend) for name, backend in given.items()}
             at_once = concurrency or plan.concurrency or backend_set.concurrency()
-            options = backend_set.options(made, store=store, concurrency=at_once, strict=strict)
+            limit = plan.budget if budget is None else budget
+            options = backend_set.options(
+                made, store=store, concurrency=at_once, strict=strict, budget=limit, unpriced=unpriced
+            )
             run = new_run(
                 options,
                 fitted.dag,

@@ -113,7 +113,8 @@ class ClaudeCodeBackend(AgentBackend):
     @property
     def billing(self) -> Billing:
         """The facts that decide the price of turns without a reported cost."""
-        return Billing(self.base_url or "anthropic", self.model, sums_requests=True)
+        billed_by = self.base_url or "anthropic"
+        return Billing(billed_by, self.model, sums_requests=True, max_turn_usd=self.max_budget_usd)
 
     def session_of(self, folder: Path) -> str | None:
         """Return the session as for all agents; None while an answer waits for the hook, because the session lacks that

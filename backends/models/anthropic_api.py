@@ -57,7 +57,8 @@ class AnthropicBackend(RemoteBackend):
     @property
     def billing(self) -> Billing:
         """The facts that decide the price of calls without a reported cost."""
-        return Billing(self._url, self.model or DEFAULT_MODEL, terms=self._terms)
+        model = self.model or DEFAULT_MODEL
+        return Billing(self._url, model, terms=self._terms, max_output_tokens=self.max_tokens)
 
     async def _prepare(
         self, request: ConversationRequest, messages: Sequence[Message]

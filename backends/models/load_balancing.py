@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -85,7 +85,9 @@ class LoadBalancedBackend(ModelBackend):
     @property
     def billing(self) -> Billing:
         """The facts that decide the price of calls without a reported cost: those of the first server."""
-        return billing_of(self.servers[0])
+        bounds = [server.max_tokens for server in self.servers]
+        most = None if None in bounds else max(bound for bound in bounds if bound is not None)
+        return replace(billing_of(self.servers[0]), max_output_tokens=most)
 
     def check(self) -> None:
         """Raise BackendUnavailable if a key is missing or a URL is invalid. Needs no network."""

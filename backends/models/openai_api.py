@@ -73,7 +73,7 @@ class OpenAIBackend(RemoteBackend):
     @property
     def billing(self) -> Billing:
         """The facts that decide the price of calls without a reported cost."""
-        return Billing(self._url, self.model, terms=self._terms)
+        return Billing(self._url, self.model, terms=self._terms, max_output_tokens=self.max_tokens)
 
     async def _prepare(
         self, request: ConversationRequest, messages: Sequence[Message]

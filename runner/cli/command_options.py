@@ -30,6 +30,7 @@ from plait.runner.client.store_place import (
     store_place,
 )
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY
+from plait.runner.state.budget import MOST_USD
 from plait.safe_text import SCHEMES, masked_address, passwords
 
 if TYPE_CHECKING:
@@ -150,6 +151,22 @@ def concurrency_option(source: str = "") -> Callable[[F], F]:
         type=click.IntRange(1, 10_000),
         help=f"Run at most this many tasks at once.  [default: {default}]",
     )
+
+
+def budget_options(function: F) -> F:
+    """Add `--budget` and `--unpriced`."""
+    function = click.option(
+        "--unpriced",
+        is_flag=True,
+        help="With a budget: also make calls of which nobody can say what they cost at most. They count once they have "
+        "cost something.",
+    )(function)
+    return click.option(
+        "--budget",
+        type=click.FloatRange(0, MOST_USD),
+        metavar="USD",
+        help="Ask before the run, with all its attempts and resumes, may have spent more than this.",
+    )(function)
 
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
@@ -318,6 +335,10 @@ class OutputOptions:
     """Id of the task whose result is printed; None for the final tasks."""
     strict: bool = False
     """End the run if the store fails."""
+    budget: float | None = None
+    """What the run may spend, in US dollars; None for the limit that the run or the plan has."""
+    unpriced: bool = False
+    """Make calls of an unknown worst case within a budget."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> OutputOptions:
@@ -330,4 +351,6 @@ class OutputOptions:
             logs=options["log_style"] is not None,
             concurrency=options.get("concurrency"),
             strict=options.get("strict", False),
+            budget=options.get("budget"),
+            unpriced=options.get("unpriced", False),
         )

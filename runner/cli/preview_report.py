@@ -23,7 +23,7 @@ from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.views.event_sentences import counted
 from plait.runner.views.view_models import PreviewView
 from plait.statuses import RunStatus, TaskStatus
-from plait.usage import NO_USAGE, Usage, cost
+from plait.usage import NO_USAGE, Usage, cost, dollars
 
 _NAMED = 5
 _PROMPTS = 3
@@ -85,6 +85,11 @@ def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
     tokens = _tokens(estimate.usage)
     parts = (counted(estimate.calls, "call"), tokens and f"{tokens} tokens", cost(estimate.usage))
     yield f"{'at least' if is_floor else 'about'} {', '.join(filter(None, parts))}"
+    if estimate.refused is not None:
+        yield f"would be refused: {estimate.refused}"
+    elif estimate.budget is not None:
+        at_most = "an unknown sum" if estimate.most_usd is None else f"at most {dollars(estimate.most_usd)}"
+        yield f"{at_most} of the budget of {dollars(estimate.budget)}, without retries"
     if estimate.like is not None and any(task.earlier_calls for task in estimate.tasks):
         yield f"by earlier calls: the mean of those of run {estimate.like} of {estimate.like_created_at[:10]}"
     if estimate.is_assumed:

@@ -15,6 +15,7 @@ from plait.runner.cli.command_options import (
     OutputOptions,
     async_command,
     backends_option,
+    budget_options,
     complete,
     concurrency_option,
     hosts_option,
@@ -62,6 +63,7 @@ from plait.statuses import RunStatus
 @backends_option
 @hosts_option
 @concurrency_option("as stored with the run")
+@budget_options
 @store_option
 @strict_option
 @json_option
@@ -78,7 +80,10 @@ async def resume_command(run: str | None, retry_failed: bool, **options: Any) ->
     output, is_preview = OutputOptions.of(options), options["dry_run"]
     open_store = read_only_store if is_preview else existing_store
     async with open_store(options["store_path"]) as store:
-        trusted = TrustedBackends(store, files, note=print_note, concurrency=output.concurrency, strict=output.strict)
+        money = {"budget": output.budget, "unpriced": output.unpriced}
+        trusted = TrustedBackends(
+            store, files, note=print_note, concurrency=output.concurrency, strict=output.strict, **money
+        )
         runs = trusted.runs()
         record = await (find_newest_resumable(store, retry_failed) if run is None else find_run(store, run))
         stored = await runs.read(record.run_id, record)

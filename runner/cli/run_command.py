@@ -17,6 +17,7 @@ from plait.runner.cli.command_options import (
     OutputOptions,
     apply_log_options,
     backend_options,
+    budget_options,
     command_line,
     complete,
     concurrency_option,
@@ -68,6 +69,7 @@ from plait.runner.views.event_sentences import counted
 )
 @set_option
 @concurrency_option("as the plan says")
+@budget_options
 @backend_options
 @hosts_option
 @store_option
@@ -146,7 +148,10 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
             raise click.UsageError("--queue only stores the run; leave --like, --no-store, --strict and --hosts out")
         concurrency = options["concurrency"] or loaded.concurrency or backend_set.concurrency()
         place, key = options["store_path"], options["key"]
-        queue = partial(_queue, loaded, backend_set, concurrency, key=key, place=place, as_json=options["as_json"])
+        money = {"budget": options["budget"], "unpriced": options["unpriced"]}
+        queue = partial(
+            _queue, loaded, backend_set, concurrency, key=key, place=place, as_json=options["as_json"], **money
+        )
         return anyio.run(queue)
     if options["key"] is not None:
         raise click.UsageError("--key goes with --queue")
@@ -197,7 +202,9 @@ async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions)
     is_there = place is not None and not (isinstance(place, Path) and not place.exists())
     store = open_store(place, "read") if place is not None and is_there else None
     async with (
-        backend_set.options_for(plan.dag, plan.policy, None, concurrency=options.concurrency) as config,
+        backend_set.options_for(
+            plan.dag, plan.policy, None, concurrency=options.concurrency, **_money(plan, options)
+        ) as config,
         store or nullcontext(),
     ):
         earlier = None
@@ -230,7 +237,9 @@ async def _run_plan(
     concurrency = options.concurrency or plan.concurrency
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with (
-        backend_set.options_for(plan.dag, plan.policy, store, concurrency=concurrency, strict=options.strict) as config,
+        backend_set.options_for(
+            plan.dag, plan.policy, store, concurrency=concurrency, strict=options.strict, **_money(plan, options)
+        ) as config,
         store or nullcontext(),
     ):
         preview = None
@@ -263,12 +272,25 @@ async def _run_plan(
         return await follow_run(run, plan.dag, options, store)
 
 
+def _money(plan: Plan, options: OutputOptions) -> dict[str, Any]:
+    """Return the options of a run about its budget."""
+    return {"budget": plan.budget if options.budget is None else options.budget, "unpriced": options.unpriced}
+
+
 async def _queue(
-    plan: Plan, backend_set: BackendSet, concurrency: int | None, *, key: str | None, place: StorePlace, as_json: bool
+    plan: Plan,
+    backend_set: BackendSet,
+    concurrency: int | None,
+    *,
+    key: str | None,
+    place: StorePlace,
+    as_json: bool,
+    budget: float | None,
+    unpriced: bool,
 ) -> int:
     """Store a queued run of `plan`, and print its id. Return the exit code."""
     async with open_store(place) as store:
-        run_id = await queue_run(plan, backend_set, store, concurrency, key)
+        run_id = await queue_run(plan, backend_set, store, concurrency, key, budget=budget, unpriced=unpriced)
     if as_json:
         print_json({"run_id": run_id})
     else:

@@ -38,8 +38,9 @@ from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.engine.lease import shown_status
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
-from plait.runner.views.event_sentences import counted, seconds, spent_cells, throttling, tokens
+from plait.runner.views.event_sentences import counted, named_tasks, seconds, spent_cells, throttling, tokens
 from plait.runner.views.read_views import (
+    budget_view,
     find_adders,
     run_detail,
     run_view,
@@ -48,9 +49,9 @@ from plait.runner.views.read_views import (
     throttled_backends,
 )
 from plait.runner.views.run_differences import cut_offs
-from plait.runner.views.view_models import AttemptView, QuestionView, TaskDetail, TaskView, view_json
+from plait.runner.views.view_models import AttemptView, BudgetView, QuestionView, TaskDetail, TaskView, view_json
 from plait.statuses import RunStatus, TaskStatus
-from plait.usage import NO_USAGE, Usage, token_parts
+from plait.usage import NO_USAGE, Usage, dollars, token_parts
 
 _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
@@ -103,6 +104,7 @@ async def _show_run(
         views = await task_views(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
+        budget = await budget_view(store, run, tasks)
         is_reuse = ReuseFrom.of_settings(json.loads(run.settings)) is not None
         attempts = await store.list_attempts(run.run_id) if is_reuse else ()
         reused = [one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))]
@@ -114,10 +116,10 @@ async def _show_run(
     }
     if as_json:
         del tasks, views  # a large run would be held twice
-        shown = view_json(run_detail(run, throttled=throttled))
+        shown = view_json(run_detail(run, throttled=throttled, budget=budget))
         print_json({**shown, "tasks": list(shown_tasks.values()), "settings": json.loads(run.settings)})
         return
-    _print_run(run, tasks, throttled, (reused, cut_off))
+    _print_run(run, tasks, throttled, (reused, cut_off), budget)
     is_whole = not statuses and pattern is None
     if shown_tasks or is_whole:
         _print_tasks(shown_tasks, added, folded=is_whole)
@@ -196,6 +198,7 @@ def _print_run(
     tasks: Sequence[TaskRecord],
     throttled: Sequence[BackendThrottled],
     reuse: tuple[Sequence[str], Sequence[str]],
+    budget: BudgetView | None,
 ) -> None:
     """Print the run; `reuse` names the tasks with an answer of an earlier run, and those of `cut_offs`."""
     reused, cut_off = reuse
@@ -225,10 +228,21 @@ def _print_run(
         print_field("throttled", throttling(one, time.time()))
     _print_tokens(run.usage)
     _print_cost(run.usage)
+    print_field("budget", None if budget is None else _money(budget))
     models = Counter(task.usage.model for task in tasks if task.usage.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
+
+
+def _money(budget: BudgetView) -> str:
+    """Return what a run may spend, has spent and has reserved, and by which tasks."""
+    spent = f"{dollars(budget.spent_usd)} spent"
+    if budget.unsure_usd:
+        spent += f" (at most: {dollars(budget.unsure_usd)} of it by attempts whose cost is not known)"
+    reserved = f"{dollars(budget.reserved_usd)} reserved by {named_tasks(tuple(budget.reserved_by))}"
+    whole = "max_cost of tasks" if budget.usd is None else dollars(budget.usd)
+    return f"{whole}, {spent}" + (f", {reserved}" if budget.reserved_by else "")
 
 
 def _parent(settings: Mapping[str, Any]) -> str | None:

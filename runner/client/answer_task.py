@@ -31,6 +31,7 @@ from plait.runner.recovery.given_answers import (
 from plait.runner.recovery.resume import owner_died
 from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
 from plait.runner.state.attempt_files import under_way
+from plait.runner.state.budget import raise_of
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
 from plait.statuses import RunStatus, TaskStatus
@@ -223,8 +224,9 @@ async def _store_answer(config: RunOptions, run: StoredRun, task_id: str, value:
     """Store the answer for a run without an owner: claim, write, release."""
     position = run.state.dag.position(task_id)
     at = iso(config.clock.wall())
+    raises = raise_of(run.state.asking[position], task_id, value, at)
     answered = run.state.answer(position, at, value, "person")
-    await with_lease(config, run, [answered], under_way(run.tasks))
+    await with_lease(config, run, [answered, *raises], under_way(run.tasks))
     return True
 
 

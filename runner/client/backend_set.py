@@ -133,14 +133,14 @@ class BackendSet:
 
     @asynccontextmanager
     async def options_for(
-        self, dag: DAG, policy: Policy | None, store: Store | None, *, concurrency: int | None, strict: bool = False
+        self, dag: DAG, policy: Policy | None, store: Store | None, *, concurrency: int | None, **options: Any
     ) -> AsyncGenerator[RunOptions]:
-        """Open the backends that a run of `dag` with `policy` may call, and yield the options of such runs; `store`
-        need not be open yet. `concurrency` comes before the default. Raises BackendUnavailable.
+        """Open the backends that a run of `dag` with `policy` may call, and yield the options of such runs, with
+        `options`; `store` need not be open yet. `concurrency` comes before the default. Raises BackendUnavailable.
         """
         async with self.open(required_backends(dag, self.default, policy=policy, known=self.specs)) as made:
             tasks_at_once = concurrency or self.concurrency()
-            yield self.options(made, store=store, concurrency=tasks_at_once, strict=strict)
+            yield self.options(made, store=store, concurrency=tasks_at_once, **options)
 
     def effects(self, preview: ReusePreview, made: Mapping[str, Backend]) -> list[str]:
         """Return the tasks that would run again although they have effects and completed in the earlier run: an agent
@@ -410,14 +410,22 @@ def requested_spec(options: BackendOptions) -> BackendSpec:
 
 
 async def queue_run(
-    plan: Plan, backend_set: BackendSet, store: Store, concurrency: int | None, key: str | None = None
+    plan: Plan,
+    backend_set: BackendSet,
+    store: Store,
+    concurrency: int | None,
+    key: str | None = None,
+    *,
+    budget: float | None = None,
+    unpriced: bool = False,
 ) -> str:
-    """Store a queued run of `plan`, one for a key, and return its id. Raises as `Runs.create`, and
-    KeyConflict if the run of the key has another `concurrency`.
+    """Store a queued run of `plan`, one for a key, and return its id. `budget` comes before that of the plan. Raises as
+    `Runs.create`, and KeyConflict if the run of the key has another `concurrency`.
     """
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    runs = Runs(queueing_options(backend_set, names, store, concurrency))
+    budget = plan.budget if budget is None else budget
+    runs = Runs(queueing_options(backend_set, names, store, concurrency, budget=budget, unpriced=unpriced))
     run_id = await runs.create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
     if key is not None and (record := await store.get_run(run_id)) is not None:
         # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
@@ -432,12 +440,12 @@ async def queue_run(
 
 
 def queueing_options(
-    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None
+    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None, **options: Any
 ) -> RunOptions:
     """Return the options of runs that are created for the backends in `names`, none of which is opened."""
     specs = backend_set.specs
     unopened = {name: _Unopened(specs[name], backend_set.unchecked(name)) for name in names if name in specs}
-    return backend_set.options(unopened, store=store, concurrency=concurrency)
+    return backend_set.options(unopened, store=store, concurrency=concurrency, **options)
 
 
 class _Unopened:

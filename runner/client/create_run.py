@@ -45,6 +45,7 @@ from plait.runner.reuse.earlier_answers import (
     load_earlier_answers,
     require_tasks,
 )
+from plait.runner.state.budget import BUDGET, budget_setting, new_budget
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import SETTINGS_FORMAT
 from plait.runner.state.task_files import with_digests
@@ -57,6 +58,7 @@ RESERVED_RUN_IDS = frozenset({"last"})
 """Words with a meaning in place of a run id."""
 RESERVED_SETTINGS = (
     "answer_keys",
+    BUDGET,
     "concurrency",
     "digest",
     "format",
@@ -130,6 +132,7 @@ def new_run(
     names = backend_names(dag, config)
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
     kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
+    kept |= budget_setting(config.budget, unpriced=config.unpriced)
     if config.store is not None:
         kept[ANSWER_KEYS] = answer_keys(config)
     if reuse is not None:
@@ -141,13 +144,14 @@ def new_run(
         if known is None and (reuse is not None or dag.caches):
             now = config.clock.wall()
             live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
+        live.policy = policy
+        await live.take_budget(new_budget(config.budget, dag, unpriced=config.unpriced), dag, names)
         at = live.created_at = live.stamp()
         live.owner = claim_for_this_process(at)
         claim = RunClaimed(at, live.owner, config.clock.wall() + config.lease)
         live.first_events = _run_created(at, run_id, dag, kept), events.RunStarted(at, run_id), claim
         vars(dag).pop("rows", None)  # the events hold them until they are stored
         live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
-        live.policy = policy
         outcome = await execute_run(live)
         return outcome if isinstance(outcome, RunResult) else await go_on(live, outcome)
 
@@ -202,6 +206,7 @@ async def create_run(
         raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
     dag = _prepared(dag, config)
     backend_names(dag, config)
+    settings = {**settings, **budget_setting(config.budget, unpriced=config.unpriced)}
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     if key is not None:
         run_id = run_id_of(key)

@@ -16,11 +16,12 @@ from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
 from plait.backends.function_backend import FunctionBackend, PersonBackend
 from plait.backends.prices import UNBILLED, Prices, billing_of, load
-from plait.errors import DAGError, PromptError, RunNotFound
+from plait.errors import DAGError, InvalidRequest, PromptError, RunNotFound
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import named, rendered
 from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
+from plait.runner.engine.worst_case import WorstCases, calls_of
 from plait.runner.reuse.earlier_answers import ReuseFrom
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.state.task_files import files_of
@@ -51,6 +52,8 @@ class TaskEstimate:
     """The prompt of the first call; None if it reads results."""
     length_is_known: bool = True
     """False for a list or a loop whose length only the run can tell."""
+    most_usd: float | None = None
+    """The most that the calls cost without retries, in US dollars; None if that cannot be stated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,16 @@ class RunEstimate:
     """The time of the creation of that run, UTC in ISO 8601; empty without one."""
     grows: bool
     """Whether the run may add tasks that are not counted."""
+    budget: float | None = None
+    """What the run may spend, in US dollars; None for no limit."""
+    refused: str | None = None
+    """Why a run with this budget is refused; None if it is not."""
+
+    @property
+    def most_usd(self) -> float | None:
+        """The most that all calls cost without retries, in US dollars; None if that cannot be stated."""
+        each = [task.most_usd for task in self.tasks]
+        return None if None in each else sum(one for one in each if one is not None)
 
     @property
     def calls(self) -> int:
@@ -90,6 +103,7 @@ class RunEstimate:
                 "length_is_known": task.length_is_known,
                 "earlier_calls": task.earlier_calls,
                 "prompt": task.prompt,
+                "most_usd": task.most_usd,
                 "usage": None if task.usage is None else usage_fields(task.usage),
             }
             for task in self.tasks
@@ -98,6 +112,9 @@ class RunEstimate:
         return {
             "calls": self.calls,
             "usage": usage_fields(self.usage),
+            "most_usd": self.most_usd,
+            "budget": self.budget,
+            "refused": self.refused,
             "like": self.like,
             "grows": self.grows,
             "assumed": assumed if self.is_assumed else None,
@@ -125,6 +142,15 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         counts[group] = (1, False) if length is None else (length, True)
         prompts.repeat[group] = counts[group][0]
     prices, now = Prices(config.prices), config.clock.wall()
+    worst, refused = WorstCases(config.backends, config.prices, config.clock), None
+    if config.budget is not None:
+        try:
+            asked_of = [
+                one for task, name in zip(dag, names, strict=True) for one in calls_of(task, name, config.default)
+            ]
+            await worst.require(asked_of, unpriced=config.unpriced)
+        except InvalidRequest as error:
+            refused = str(error)
     asked: list[tuple[TaskEstimate, Task, int, list[Usage]]] = []
     """Each task without its usage, the number of characters sent for it, and its calls in earlier runs."""
     for group, positions in groups.items():
@@ -147,9 +173,13 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
                 await run_sync(load)
             longest = ceil(usage.input_tokens / estimate.calls) if estimate.calls else 0
             usage = prices.priced(usage, billing, longest, at=now)
-        tasks.append(replace(estimate, usage=usage))
+        sent = ceil(characters / estimate.calls) if estimate.calls else 0
+        most = worst.of_call(estimate.backend, task.model, sent, task.output_schema)
+        most = None if most is None else most * estimate.calls
+        tasks.append(replace(estimate, usage=usage, most_usd=most))
     like, created_at = (None, "") if earlier is None else (earlier.record.run_id, earlier.record.created_at)
-    return RunEstimate(tasks, like, created_at, grows or any(task.adds_tasks for task in dag))
+    grows = grows or any(task.adds_tasks for task in dag)
+    return RunEstimate(tasks, like, created_at, grows, config.budget, refused)
 
 
 def _called(

@@ -71,6 +71,7 @@ from plait.runner.policies import policy_of
 from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
+from plait.runner.state.budget import BUDGET
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, decode_task, has_ended, placed_attempts, stored_run
 from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
 from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_within
@@ -498,7 +499,9 @@ class TrustedBackends:
         backends = {**fork.settings.get("backends", {}), **cast("dict[str, Any]", now["backends"])}
         fork = replace(fork, settings={**now, **fork.settings, "backends": backends})
         async with AsyncExitStack() as stack:
-            options = await self._opened(stack, record, backend_set, list(backend_set.specs))
+            stored_limit = json.loads(record.settings).get(BUDGET, {})
+            money = {"budget": stored_limit.get("usd"), "unpriced": stored_limit.get("unpriced", False)}
+            options = await self._opened(stack, record, backend_set, list(backend_set.specs), **money)
             yield Runs(options), fork, backend_set
 
     def of_checks(self, run: StoredRun) -> CommandBackend:
@@ -512,11 +515,11 @@ class TrustedBackends:
         return spec.make(stored.folder if self._files.plan is None else self._files.plan.resolve().parent)
 
     async def _opened(
-        self, stack: AsyncExitStack, record: RunRecord, backend_set: BackendSet, names: Sequence[str]
+        self, stack: AsyncExitStack, record: RunRecord, backend_set: BackendSet, names: Sequence[str], **more: Any
     ) -> RunOptions:
         made = await stack.enter_async_context(backend_set.open(names))
         concurrency = self._concurrency or stored_concurrency(record) or backend_set.concurrency()
-        return backend_set.options(made, store=self._store, concurrency=concurrency, **self._options)
+        return backend_set.options(made, store=self._store, concurrency=concurrency, **{**self._options, **more})
 
     async def _cancelling(self, stack: AsyncExitStack, run: StoredRun) -> RunOptions:
         """Open what reaches the attempts of the run on other hosts, and the sessions of a program's backends that wait

@@ -23,6 +23,14 @@ class Way(StrEnum):
     """The conversation ended with the question: the answer is the next message of the conversation."""
     CALL = "call"
     """The code of the task called `ask`: the task runs again from its start, and the call returns the answer."""
+    BUDGET = "budget"
+    """The next call does not fit into the budget of the run: the answer is a higher budget, and the task goes on."""
+    MAX_COST = "max_cost"
+    """The next call does not fit into the `max_cost` of the task: the answer is a higher one."""
+
+
+RAISES = frozenset({Way.BUDGET, Way.MAX_COST})
+"""The ways whose answer is a sum of money, which the task itself never reads."""
 
 
 @dataclass(frozen=True, slots=True)

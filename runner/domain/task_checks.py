@@ -539,6 +539,7 @@ _RULES: Sequence[tuple[str, Callable[[Any], bool], str]] = (
     ("system", lambda value: value is None or _is_word(value), "a text"),
     ("temperature", lambda value: value is None or (_is_number(value) and value >= 0), "a number from 0 up"),
     ("timeout", lambda value: value is None or (_is_number(value) and value > 0), "more than 0 seconds"),
+    ("max_cost", lambda value: value is None or (_is_number(value) and value >= 0), "US dollars from 0 up"),
     ("weight", lambda value: _is_number(value) and value >= 0, "a number from 0 up"),
     ("retry", lambda value: isinstance(value, Retry), "a Retry or a number of retries from 0 up"),
     ("cache", _is_age, "true, false or a number of seconds above 0"),

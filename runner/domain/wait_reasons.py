@@ -40,6 +40,8 @@ class WaitKind(StrEnum):
     """The attempt of the task needs a host that is away."""
     RETRY = "retry"
     """The last attempt failed, or its process died, and the next attempt starts at `until`."""
+    BUDGET = "budget"
+    """The task costs money, and a task of the run asks for a higher budget."""
     QUESTION = "question"
     """A person has to answer a question, or to decide about an interrupted task."""
     OWNER_DEAD = "owner_dead"
@@ -115,6 +117,8 @@ class WaitingRun:
     """The owner, for display."""
     away: Mapping[str, HostAway] = field(default_factory=dict[str, HostAway])
     """The last event of each host that tasks wait for, by name."""
+    asks_for_budget: str | None = None
+    """The task that asks for a higher budget of the run, if any."""
 
 
 class Waits:
@@ -166,6 +170,9 @@ class Waits:
             return waits_for(missing)
         if self._run.status is RunStatus.INTERRUPTED:
             return self._owner_dead(self._run.retries.get(task_id))
+        asker = self._run.asks_for_budget
+        if asker is not None and task_id not in self._run.retries:
+            return _named(WaitKind.BUDGET, "waits for a higher budget, asked for by", [asker])
         return _PARKED.get(self._run.status) or self._ready(task_id)
 
     def _ready(self, task_id: str) -> WaitReason:

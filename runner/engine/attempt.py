@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import anyio
@@ -32,14 +33,16 @@ from plait.errors import BackendError, ErrorKind, PromptError, StoreError
 from plait.json_form import JsonInput, to_json
 from plait.program_log import logger
 from plait.runner.domain.continuation import EVIDENCE, NO_HISTORY, Continuation, History
-from plait.runner.engine.answer_check import AnswerCheck
+from plait.runner.engine.answer_check import VERDICT, AnswerCheck
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
+from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, tokens_in
 from plait.runner.state.attempt_files import attempt_files, end_attempt, files_root, make_room, run_folder
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.task_files import (
     NO_CONTENTS,
     FileContents,
+    conversation_of,
     files_of,
     has_files,
     read_contents,
@@ -48,7 +51,7 @@ from plait.runner.state.task_files import (
 )
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE
-from plait.task import Task
+from plait.task import TEXT, Task
 from plait.usage import NO_USAGE, Usage
 
 
@@ -255,14 +258,57 @@ class AttemptRunner:
 
     def size(self, position: int) -> int:
         """Return the length in characters of the next prompt of the task, with the conversation as far as in memory."""
-        task, continuation = self._state.dag.tasks[position], self._state.continuations.get(position)
-        messages = () if continuation is None else (*continuation.messages, *continuation.refused)
         try:
-            history = None if task.continues is None else self._state.history(task)
-            messages += () if history is None else history.messages
-            return len(self._state.prompt(task)) + sum(len(message.content) for message in messages)
+            return sum(map(len, self._texts(position)))
         except PromptError:  # reported by the attempt
             return 0
+
+    def _texts(self, position: int) -> list[str]:
+        """Return the next prompt of the task and the conversation, as far as in memory. Raises PromptError."""
+        task, continuation = self._state.dag.tasks[position], self._state.continuations.get(position)
+        messages = () if continuation is None else (*continuation.messages, *continuation.refused)
+        history = None if task.continues is None else self._state.history(task)
+        messages += () if history is None else history.messages
+        return [self._state.prompt(task), *(message.content for message in messages)]
+
+    def worst_case(self, position: int) -> float | None:
+        """Return the most that the next attempt of the task costs, in US dollars: infinite if that cannot be stated,
+        None for a task that costs nothing.
+        """
+        worst, task, name = self._run.worst_cases, self._state.dag.tasks[position], self._task_backends[position]
+        judge = None if task.check is None or task.check.judge is None else task.check.backend or name
+        if worst.is_free(name) and (judge is None or worst.is_free(judge)):
+            return None
+        sent = self._most_sent(position, task)
+        most = worst.of_call(name, task.model, sent, task.output_schema)
+        continuation = self._state.continuations.get(position)
+        answer = None if continuation is None or continuation.answer is None else continuation.answer.value
+        if most is not None and isinstance(answer, int | float):  # perhaps a higher limit for the turn of an agent
+            most = max(most, float(answer))
+        judged: float | None = 0.0
+        if judge is not None and task.check is not None and task.check.judge is not None:
+            # The judge may be shown all that the task was, and the answer.
+            read = sent + worst.answer_tokens(name) + tokens_in(task.check.judge)
+            judged = worst.of_call(judge, None, read, VERDICT)
+        return inf if most is None or judged is None else most + judged
+
+    def _most_sent(self, position: int, task: Task) -> int:
+        """Return the most tokens of the prompt and the conversation of the task's next attempt."""
+        texts, continuation = [task.system or ""], self._state.continuations.get(position)
+        try:
+            texts += self._texts(position)
+        except PromptError:  # the attempt fails before its call
+            return 0
+        if continuation is not None:
+            texts += [continuation.correction or "", "" if continuation.answer is None else continuation.answer.text]
+        tokens = tokens_in(*texts)
+        for file in (file for each in conversation_of(task, self._state.dag) for file in files_of(each)):
+            size = Path(file.path).stat().st_size if Path(file.path).exists() else 0
+            tokens += size if file.media_type == TEXT else max(size, ATTACHMENT_TOKENS)
+        if task.continues is not None and self._state.history(task) is None:
+            before = self._state.results.get(self._state.dag.position(task.continues))
+            tokens += 0 if before is None else before.usage.input_tokens + before.usage.output_tokens
+        return tokens
 
     def call(self, attempt: Attempt) -> Awaitable[CallOutcome]:
         """Render the prompt and call the backend. Errors become part of the outcome; cancellation is re-raised."""

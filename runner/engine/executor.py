@@ -31,6 +31,7 @@ interrupted, or as waiting for a person's decision if the task is marked at_most
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from itertools import islice
@@ -45,6 +46,7 @@ from plait import events
 from plait.backends.running_turn import Cancellation
 from plait.json_form import JsonInput
 from plait.program_log import logger
+from plait.runner.domain.asked_question import RAISES, Way
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.checkpointer import Commit
@@ -54,10 +56,13 @@ from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter
 from plait.runner.reuse.earlier_answers import EarlierAnswer
+from plait.runner.state.budget import Budget
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import NO_USAGE
 
 _TAKEN_OVER_AT_ONCE = 100
+_LEAST_USD = 0.01
+"""What a call of unknown worst case reserves where less is left, so that it asks for more."""
 _ENDS = frozenset({events.TaskCompleted, events.TaskFailed, events.TaskSkipped})
 
 
@@ -98,7 +103,17 @@ class Executor:
         """The answers to be taken over, by position; their tasks are set aside."""
         self._is_taking_over = False
         self._metered: dict[int, Attempt] = {}
-        """The attempts with a share of a limit of rate, by position."""
+        """The attempts with a share of a limit of rate, or of the run's budget, by position."""
+        self._held: deque[tuple[int, float]] = deque()
+        """The tasks that wait until there is money for their calls, in the order of their starts, with the most that
+        each call costs.
+        """
+        self._released: set[int] = set()
+        """The tasks that waited for money, and are about to start."""
+        self._budget_asked_by: int | None = next(
+            (position for position, asking in run.state.asking.items() if asking.way is Way.BUDGET), None
+        )
+        """The task that asked last for a higher budget of the run."""
         self._racing: dict[int, tuple[Attempt, anyio.CancelScope]] = {}
         """The calls under way in a run with races, by position."""
         run.scheduler.rates.size_of = self._attempt_runner.size
@@ -112,7 +127,8 @@ class Executor:
             self._closed = True  # an answer is refused from now on
             self._scheduler.rates.leave()
             for position in [one for one, attempt in self._metered.items() if not attempt.has_begun]:
-                self._scheduler.rates.give_back(position)
+                if position in self._scheduler.rates.reserved:
+                    self._scheduler.rates.give_back(position)
 
     async def _execute(self) -> None:
         async with anyio.create_task_group() as workers:
@@ -132,6 +148,8 @@ class Executor:
                 self._questions.begin(workers, position, asking)
             attempts = [self._attempt_runner.adopt(position, one) for position, one in self._run.adopted.items()]
             self._at_most_once |= {attempt.position: attempt for attempt in attempts if attempt.task.at_most_once}
+            if (budget := self._run.budget) is not None:
+                self._metered |= {one.position: one for one in attempts if one.task.id in budget.reserved}
             attempts += self._after_end(new_events)
             await self._start(attempts, new_events)
 
@@ -179,7 +197,9 @@ class Executor:
             return False
         answered = self.outcomes.answer(position, asking.checked(value), by)
         self._questions.close(position)
-        self._step([answered])
+        if asking.way in RAISES:
+            self._released.add(position)
+        self._step(answered)
         return True
 
     @property
@@ -246,6 +266,8 @@ class Executor:
                 self._questions.close(loser)
                 self._delays.end(loser)
             else:
+                if (budget := self._run.budget) is not None:
+                    budget.settle(self._tasks[loser].id, state.results[loser].usage, is_cut=True)
                 self._scheduler.finish(loser, TaskStatus.CANCELLED)
                 if loser in self._racing:
                     attempt, call = self._racing[loser]
@@ -274,6 +296,8 @@ class Executor:
         """
         attempts: list[Attempt] = []
         self._take_slotless(new_events)
+        if (budget := self._run.budget) is not None:
+            self._release_held(budget)
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
             if (answer := self.outcomes.find(position)) is not None:
                 if position in self._scheduler.rates.reserved:
@@ -284,16 +308,26 @@ class Executor:
                     new_events += self._take_over(1)
                     self._take_slotless(new_events)
                 continue
+            reserved = None
+            if budget is not None and (reserved := self._reserve(budget, position, new_events)) is None:
+                continue
             attempt = self._attempt_runner.begin(position)
             attempts.append(attempt)
-            if position in self._scheduler.rates.reserved:
+            if reserved is not None or position in self._scheduler.rates.reserved:
                 self._metered[position] = attempt
             if attempt.task.at_most_once:
                 before = self._at_most_once.get(position)
                 attempt.waits = before.waits + 1 if before is not None else 0
                 self._at_most_once[position] = attempt
             name = self._run.task_backends[position]
-            started = self._state.start(position, self._stamp(), name, attempt.session_id, confirmed=attempt.confirmed)
+            started = self._state.start(
+                position,
+                self._stamp(),
+                name,
+                attempt.session_id,
+                confirmed=attempt.confirmed,
+                reserved_usd=reserved or None,
+            )
             new_events.append(started)
         if self.ended_by is None and self._scheduler.enqueue(self._take_offered):
             if not self._scheduler.taken:
@@ -304,6 +338,64 @@ class Executor:
             self._is_taking_over = True
             self._workers.start_soon(self._take_over_later)
         return attempts
+
+    def _reserve(self, budget: Budget, position: int, new_events: list[events.Event]) -> float | None:
+        """Reserve the worst case of the next attempt of a task that holds a slot, and return it; 0 if it costs nothing.
+        Otherwise let the task wait until calls under way have ended, or, without any, for a higher limit: the question
+        becomes events. Return None.
+        """
+        task, worst = self._tasks[position], self._attempt_runner.worst_case(position)
+        if not (budget.limits(task) and worst):
+            budget.reserved[task.id] = 0.0  # what it costs all the same is counted
+            return 0.0
+        if worst == inf:  # nothing else is spent meanwhile
+            worst = 0.0 if budget.unpriced else max(budget.room_for(task), _LEAST_USD)
+        was_released = position in self._released
+        self._released.discard(position)
+        waits = self._is_budget_asked or (self._held and not was_released)
+        if not waits and budget.fits(task, worst):
+            budget.reserved[task.id] = worst
+            return worst
+        if position in self._scheduler.rates.reserved:
+            self._scheduler.rates.give_back(position)
+        if not waits and not budget.fits_task(task, worst):
+            new_events += self._ask_for_money(position, Way.MAX_COST, worst)
+        elif not waits and not budget.is_reserved:
+            self._budget_asked_by = position
+            new_events += self._ask_for_money(position, Way.BUDGET, worst)
+        else:
+            self._scheduler.park(position)
+            (self._held.appendleft if was_released else self._held.append)((position, worst))
+        return None
+
+    def _ask_for_money(self, position: int, way: Way, worst: float) -> list[events.Event]:
+        assert self._workers is not None
+        asked = self.outcomes.ask_for_money(position, way, worst)
+        self._questions.begin(self._workers, position, self._state.asking[position])
+        return asked
+
+    @property
+    def _is_budget_asked(self) -> bool:
+        """Whether a person is asked for a higher budget. Nothing else is paid for meanwhile."""
+        asking = None if self._budget_asked_by is None else self._state.asking.get(self._budget_asked_by)
+        return asking is not None and asking.way is Way.BUDGET
+
+    def _release_held(self, budget: Budget) -> None:
+        """Let the first tasks that wait for money start as far as there is some; one at least, if no call is under way
+        that could leave some: it asks for a higher budget.
+        """
+        if not self._held or self._is_budget_asked:
+            return
+        room, is_stuck = budget.room, not budget.is_reserved
+        while self._held:
+            position, worst = self._held[0]
+            if self._state.statuses[position] is TaskStatus.PENDING:
+                if worst > room and not is_stuck:
+                    return
+                self._released.add(position)
+                self._scheduler.unpark(position, self._state.statuses)
+                room, is_stuck = room - worst, False
+            self._held.popleft()
 
     async def _take_over_later(self) -> None:
         """Complete the tasks with answers of earlier runs, once the attempts that were begun with them are stored."""
@@ -393,7 +485,7 @@ class Executor:
             if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race before it was called
                 attempt.over = True
                 if attempt.position in self._metered:
-                    self._settle_rate(attempt, _LOST)
+                    self._settle_shares(attempt, _LOST)
                 attempt = await self._next_turn()
                 continue
             began = self._run.options.clock.monotonic() - self._attempt_runner.earlier_duration(attempt)
@@ -432,7 +524,7 @@ class Executor:
         attempt.over = True
         attempt.accepted()  # ends the watch, if the attempt is a probe
         if attempt.position in self._metered:
-            self._settle_rate(attempt, outcome)
+            self._settle_shares(attempt, outcome)
         if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race, and is settled
             return self._run.sink.submit([]), []
         if self._winding_down and self.ended_by == "cancel" and outcome.error is not None:
@@ -465,15 +557,20 @@ class Executor:
         if not attempt.over and self._scheduler.accept(attempt.position):
             self._take_offered()
 
-    def _settle_rate(self, attempt: Attempt, outcome: CallOutcome) -> None:
-        """Settle the attempt's share of a limit of rate with the real usage."""
+    def _settle_shares(self, attempt: Attempt, outcome: CallOutcome) -> None:
+        """Settle the attempt's share of a limit of rate, and of the budget, with the real usage."""
         del self._metered[attempt.position]
-        if not attempt.has_begun:
-            self._scheduler.rates.give_back(attempt.position)
-            return
-        ended = outcome.reply or outcome.error
+        ended, rates, budget = outcome.reply or outcome.error, self._scheduler.rates, self._run.budget
         usage = NO_USAGE if ended is None else ended.usage
-        self._scheduler.rates.settle(attempt.position, usage.input_tokens, usage.output_tokens)
+        if budget is not None and attempt.task.id in budget.reserved:
+            kind = None if outcome.error is None else outcome.error.kind.value
+            budget.settle(attempt.task.id, usage, error_kind=kind, called=attempt.has_begun)
+        if attempt.position not in rates.reserved:
+            return
+        if not attempt.has_begun:
+            rates.give_back(attempt.position)
+            return
+        rates.settle(attempt.position, usage.input_tokens, usage.output_tokens)
 
     def _start_timer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None] | None:
         """Call `call` after `seconds`, unless the returned function is called before, or the workers end. Return None

@@ -33,6 +33,7 @@ from plait.runner.prompts.prompt_template import (
     joined,
     parse_names,
 )
+from plait.runner.state.budget import new_budget
 from plait.safe_text import parse_json
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import PREVIOUS, FailureMode, Task, command_not_allowed, is_allowed
@@ -92,6 +93,8 @@ def add(
     if added is None or problems:
         run.state.withdraw_tasks(start)
         raise DAGError(problems)
+    if run.budget is None:
+        run.budget = new_budget(None, tasks, unpriced=False)
     run.task_backends += names
     if gathered_by is not None:
         run.state.expand(gathered_by)

@@ -9,8 +9,9 @@ A run that goes on from what is stored (`Diverged`) is prepared and executed aga
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
 
@@ -27,12 +28,15 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.checkpointer import EventSink, WritePosition
 from plait.runner.engine.event_feed import EventReader, Feed
-from plait.runner.engine.run_options import RunOptions
+from plait.runner.engine.run_options import RunOptions, policy_backends
+from plait.runner.engine.worst_case import WorstCases, calls_of
 from plait.runner.reuse.earlier_answers import EarlierAnswers
 from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.state.budget import Budget
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import PolicyState
 from plait.statuses import RunStatus
+from plait.task import Task
 
 EarlyEnd: TypeAlias = Literal["stop", "cancel"]
 
@@ -111,6 +115,8 @@ class LiveRun:
     """Attempts of earlier processes, still under way or ended unread, by position."""
     answers: EarlierAnswers | None = None
     """The answers of earlier runs that this run may take over."""
+    budget: Budget | None = None
+    """The money of the run; None without a limit."""
 
     # Executed.
     scheduler: Scheduler = field(init=False)
@@ -134,6 +140,23 @@ class LiveRun:
     def __post_init__(self) -> None:
         self.stamp = stamper(self.options.clock)
         """Returns the time, as stored in events."""
+
+    @cached_property
+    def worst_cases(self) -> WorstCases:
+        """The worst cases of the calls of the run."""
+        return WorstCases(self.options.backends, self.options.prices, self.options.clock)
+
+    async def take_budget(self, budget: Budget | None, tasks: Iterable[Task], names: Iterable[str]) -> None:
+        """Give the run, which has not begun, its budget. `tasks`, on the backends `names`, are still to run. Raises
+        InvalidRequest if the worst case of a call cannot be stated.
+        """
+        default, further = self.options.default, set[str]()
+        if budget is not None:
+            if self.policy is not None:
+                further = policy_backends(self.policy, default)
+            calls = [one for task, name in zip(tasks, names, strict=True) for one in calls_of(task, name, default)]
+            await self.worst_cases.require([*calls, *((name, None) for name in further)], unpriced=budget.unpriced)
+        self.budget = budget
 
     @property
     def resumed(self) -> bool:

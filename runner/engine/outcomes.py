@@ -28,6 +28,7 @@ from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.retries import deserves_retry, pause_of, retry_delay
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.scheduling.slots import Pause
+from plait.runner.state.budget import BUDGET, raise_of
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import PolicyState
 from plait.safe_text import clean_text
@@ -199,11 +200,33 @@ class OutcomeHandler:
         self._scheduler.finish(attempt.position, failed_status(attempt.task.failure_mode))
         return self.fail(attempt.position, error, duration, messages)
 
-    def answer(self, position: int, value: JsonValue, by: str) -> events.TaskAnswered:
-        """Answer the waiting task at `position` with `value`, already checked against the question."""
-        answered = self._state.answer(position, self._stamp(), value, by)
+    def ask_for_money(self, position: int, way: Way, worst: float) -> list[events.Event]:
+        """Let the task at `position`, which holds a slot and has not begun, wait for a higher limit of its cost or of
+        that of its run. Return the events: an attempt without a call, which ends with the question.
+        """
+        assert self._run.budget is not None
+        task, continuation = self._state.dag.tasks[position], self._state.continuations.get(position)
+        session_id = None if continuation is None else continuation.session_id
+        is_confirmed = continuation is not None and continuation.interrupted
+        started = self._state.start(position, self._stamp(), BUDGET, session_id, confirmed=is_confirmed)
+        asking = Asking(Question(*self._run.budget.question(way, task, worst)), way)
+        waiting = self._state.wait_for_answer(position, self._stamp(), asking, 0.0, continuation=continuation)
+        self._scheduler.park(position)
+        self._log.info("task_waiting_input", task=task.id)
+        return [started, waiting]
+
+    def answer(self, position: int, value: JsonValue, by: str) -> list[events.Event]:
+        """Answer the waiting task at `position` with `value`, already checked against the question. Return the
+        events.
+        """
+        at, asking = self._stamp(), self._state.asking[position]
+        answered = self._state.answer(position, at, value, by)
         self._scheduler.unpark(position, self._state.statuses)
-        return answered
+        raises = raise_of(asking, answered.task_id, value, at)
+        for raised in raises:
+            assert self._run.budget is not None
+            self._run.budget.set_limit(raised)
+        return [answered, *raises]
 
     def expire(self, position: int) -> events.TaskFailed:
         """Fail the waiting task at `position`, because no answer arrived in time."""

@@ -39,6 +39,7 @@ from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.engine.checkpointer import bounded
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
 from plait.runner.scheduling.slots import Account, SlotPool, default_concurrency
+from plait.runner.state.budget import check_budget
 from plait.safe_text import SCHEMES
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import (
@@ -178,6 +179,8 @@ class RunOptions:
         growth: GrowthLimits = DEFAULT_GROWTH,
         on_question: OnQuestion | None = None,
         prices: Mapping[str, Price] | None = None,
+        budget: float | None = None,
+        unpriced: bool = False,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -197,6 +200,8 @@ class RunOptions:
         self.growth = growth
         self.on_question = on_question
         self.prices: Mapping[str, Price] = dict(prices or {})
+        self.budget = budget
+        self.unpriced = unpriced
         self.clock = clock or Clock()
         self.rng = rng or random.SystemRandom()
         """The source of retry delays: forked processes need different ones."""
@@ -224,6 +229,7 @@ class RunOptions:
         _check_hosts(self.backends.values())
         for model, price in self.prices.items():
             price.check(model)
+        check_budget(self.budget)
         if not self.lease > 0:
             raise ValueError(f"lease must be more than 0 seconds, not {self.lease}")
         if not 0 <= self.cancel_grace < float("inf"):

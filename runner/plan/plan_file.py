@@ -92,6 +92,8 @@ class Plan:
     """The plan file, or the base folder of relative paths for a plan from text."""
     prices: Mapping[str, Price] = field(default_factory=dict[str, Any])
     """The prices of models, by name: `ParallelRunner(prices=plan.prices)`."""
+    budget: float | None = None
+    """What a run may spend, in US dollars: `ParallelRunner(budget=plan.budget)`."""
     policy: Policy | None = None
     """The policy described by `orchestrate`, `workflow` or `follow_ups`; None without any."""
     hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, Any])
@@ -212,6 +214,7 @@ def _build(
         concurrency=part.concurrency,
         path=path,
         prices=prices,
+        budget=part.budget,
         policy=policy,
         hosts=part.hosts,
         lengths={
@@ -396,7 +399,7 @@ MOST_DEEP = 5
 _LONGEST_ID = 64
 _WORK_OF_PLAN = (
     *("prompt", "run", "codes", "backend", "model", "system", "temperature", "files", "continues", "retry", "timeout"),
-    *("output_schema", "output", "cache", "check", "at_most_once", "cwd", "env"),
+    *("output_schema", "output", "cache", "check", "at_most_once", "max_cost", "cwd", "env"),
 )
 """Keys of a task for which the tasks of the called plan have their own."""
 _RELATIVE = (FunctionSpec, ProgramSpec, LocalSpec)

@@ -38,6 +38,7 @@ from plait.runner.policies.follow_ups import DEFAULT_CHAINS
 from plait.runner.policies.goal_policy import DEFAULT_LIMITS
 from plait.runner.policies.step_workflow import DEFAULT_TRIES, OnError
 from plait.runner.prompts.prompt_names import RESERVED_NAMES
+from plait.runner.state.budget import MOST_USD
 from plait.task import (
     DEFAULT_RETRY,
     DEFAULT_RETRY_ON,
@@ -482,6 +483,10 @@ class TaskPart(_GuessedPart):
     """A JSON Schema for the answer; the fields of the answer are then available to other prompts. `$ref` only within
     the schema.
     """
+    max_cost: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """What the task may cost in all its attempts, in US dollars. A call that might cost more than what is left is not
+    made: the task asks for a higher limit. With for_each or repeat: for each part.
+    """
     weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Expected relative duration; long paths start first."""
     for_each: str | None = None
@@ -707,6 +712,10 @@ class PlanPart(_GuessedPart):
     """The number of tasks running at once. Default: the sum of the slots of the hosts, else 8."""
     prices: dict[str, PricePart] = Field(default_factory=dict[str, PricePart])
     """Prices by the name of the model, in place of the list of the extra `prices`."""
+    budget: float | None = Field(default=None, ge=0, le=MOST_USD)
+    """What the run may spend over all its attempts and resumes, in US dollars. A call that might cost more than what is
+    left is not made: the task asks for a higher budget. Of a called plan, only the budget of the calling one counts.
+    """
     growth: GrowthPart | None = None
     """Limits on the tasks added by tasks."""
     tasks: list[TaskPart] = Field(default_factory=list[TaskPart], json_schema_extra={"minItems": 1})

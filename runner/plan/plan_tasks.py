@@ -346,6 +346,7 @@ def make_task(
         failure_mode=FailureMode(part.failure_mode or defaults.failure_mode),
         retry=retry_of(part, defaults),
         timeout=timeout,
+        max_cost=part.max_cost,
         output_schema=part.output_schema or asks_for,
         weight=part.weight,
         when=part.when,

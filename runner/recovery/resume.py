@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeAlias
 
 from plait import events
@@ -38,7 +40,7 @@ from plait.runner.engine.run_lifecycle import Diverged, execute_run, note_cancel
 from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
 from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
-from plait.runner.recovery.given_answers import ReceivedAnswers, given_answers, question_of
+from plait.runner.recovery.given_answers import ReceivedAnswer, ReceivedAnswers, given_answers, question_of
 from plait.runner.recovery.resume_plan import (
     ANSWERED,
     RUNS,
@@ -55,6 +57,7 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.reuse.earlier_answers import REUSE, EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
 from plait.runner.state.attempt_files import kill_orphans
+from plait.runner.state.budget import Budget, raise_of, stored_budget
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import (
     PolicyState,
@@ -71,6 +74,7 @@ from plait.runner.state.stored_run import (
 )
 from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
 from plait.task import Task
+from plait.usage import NO_USAGE
 
 _MOST_CLAIMS = 10
 """How often a resume claims a run that other processes claim at the same time."""
@@ -132,7 +136,7 @@ async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> Res
     if not cancelled:
         if decided.end is None:
             run = await with_detached_turns(options, run)
-        received = await given_answers(run, now, how.answers)
+        received = _with_budget(options, run, await given_answers(run, now, how.answers))
     evidence = _evidence(run, received)
     if cancelled:
         steps = steps_of_cancelled(run.tasks)
@@ -289,11 +293,13 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     at = iso(options.clock.wall())
     new_events: list[events.Event] = []
     delayed: dict[int, float] = {}
+    raises: list[events.BudgetRaised] = []
     for position, step in enumerate(steps):
         if step.action is ResumeAction.ADOPT:
             continue
         event: events.Event | None
         if answer := plan.received.answers.get(step.task_id):
+            raises += raise_of(state.asking[position], step.task_id, answer.value, at)
             event = state.answer(position, at, answer.value, answer.by)
         elif state.statuses[position] is TaskStatus.RUNNING:
             event = _settle(run, position, step, plan.evidence, at, options.rng)
@@ -303,9 +309,14 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
             event = _apply_step(run, position, step, at, how.prompts.get(step.task_id))
         if event is not None:
             new_events += [*session_event(run, position, at), event]
+    budget = await _budget(options, run, raises, at)
+    new_events += raises
     is_unchanged = not new_events
     state.mark_repeats(position for position, step in enumerate(steps) if step.repeats)
     names = backend_names(state.dag, options, state.statuses)
+    live.policy = policy
+    unfinished = [position for position, status in enumerate(state.statuses) if status not in TASK_DONE]
+    await live.take_budget(budget, [state.dag.tasks[i] for i in unfinished], [names[i] for i in unfinished])
     if policy is not None:
         require_policy_backends(options, policy)
     reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
@@ -314,6 +325,9 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         begins = events.RunStarted(at, record.run_id)
     new_events.insert(0, begins)
     adopted = await _load_conversations(run, steps)
+    for task_id in [] if budget is None else [*budget.reserved]:
+        if budget is not None and state.dag.position(task_id) not in adopted:
+            budget.settle(task_id, NO_USAGE, is_cut=True)
     new_events += [_adopted(run, position, names[position], at) for position in adopted]
     await _load_failures(run)
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
@@ -331,9 +345,37 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         backlog.insert(0, decided.failed_on)
     live.state, live.task_backends, live.created_at = state, names, record.created_at
     live.first_events = new_events
-    live.policy, live.policy_state, live.policy_backlog = policy, decided, backlog
+    live.policy_state, live.policy_backlog = decided, backlog
     live.next_tries, live.adopted = {**plan.later, **delayed}, adopted
     return True
+
+
+def _with_budget(options: RunOptions, run: StoredRun, received: ReceivedAnswers) -> ReceivedAnswers:
+    """Return `received` with the budget of `options` as the answer to a question that asks for a higher one."""
+    for position, asking in run.state.asking.items():
+        task_id = run.tasks[position].task_id
+        if asking.way is Way.BUDGET and options.budget is not None and task_id not in received.answers:
+            with suppress(PlaitError):  # it is no higher
+                answer = ReceivedAnswer(asking.checked(options.budget), "person")
+                received = replace(received, answers={**received.answers, task_id: answer})
+    return received
+
+
+async def _budget(options: RunOptions, run: StoredRun, raises: list[events.BudgetRaised], at: str) -> Budget | None:
+    """Return the budget of the run, with `raises` and, if it is higher, with the one of `options`, which is added to
+    `raises`. None without a limit. Raises StoreError.
+    """
+    settings, given = json.loads(run.record.settings), options.budget
+    budget = await stored_budget(run.store, run.record.run_id, settings, run.state.dag, is_limited=given is not None)
+    if budget is None:
+        return None
+    for raised in raises:
+        budget.set_limit(raised)
+    if given is not None and (budget.usd == inf or given > budget.usd):
+        raises.append(events.BudgetRaised(at, given))
+        budget.set_limit(raises[-1])
+    budget.unpriced |= options.unpriced
+    return budget
 
 
 async def earlier_answers(options: RunOptions, run: StoredRun) -> EarlierAnswers | None:
@@ -456,7 +498,7 @@ async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> di
             adopted[position] = await adopted_attempt(run, position)
         elif step.action in RUNS:
             await _load_own(run, position, step)
-        elif position in state.asking and state.asking[position].way is Way.CALL:
+        elif position in state.asking and state.asking[position].way is not Way.REPLY:
             await _load_own(run, position, step)  # an answer may arrive during execution
         elif position in state.asking:
             record = run.tasks[position]

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from plait.backends.backend_protocol import DetachedTurn
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.asked_question import Way, answers_of
+from plait.runner.domain.asked_question import RAISES, Way, answers_of
 from plait.runner.domain.continuation import is_refusal
 from plait.runner.domain.dag import DAG
 from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
@@ -216,11 +216,15 @@ def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
     if record.task_id in evidence.late:
         return ResumeStep(record.task_id, ResumeAction.FAIL, f"no answer by the deadline: {record.question}")
     if record.task_id in evidence.answered:
-        return _answered(record.task_id, evidence.answered[record.task_id])
+        return _answered(record, evidence.answered[record.task_id])
     return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "waits for an answer")
 
 
-def _answered(task_id: str, way: Way) -> ResumeStep:
+def _answered(record: TaskRecord, way: Way) -> ResumeStep:
+    task_id = record.task_id
+    if way in RAISES:
+        action = ResumeAction.CONTINUE if record.session_confirmed else ResumeAction.START_OVER
+        return ResumeStep(task_id, action, f"{ANSWERED}, and there is money again")
     if way is Way.REPLY:
         return ResumeStep(task_id, ResumeAction.CONTINUE, ANSWERED)
     return ResumeStep(task_id, ResumeAction.START_OVER, f"{ANSWERED}, and the task's code runs again from the start")
@@ -295,7 +299,7 @@ def _pending(task: Task, record: TaskRecord) -> ResumeStep:
         return _failed_before(task, record)
     answers = answers_of(record.answers)
     if answers and answers[-1].attempt == record.attempt:
-        return _answered(task.id, answers[-1].way)
+        return _answered(record, answers[-1].way)
     interrupted = f"attempt {record.attempt} was interrupted"
     if record.session_confirmed:
         reason = f"{interrupted}; session {record.session_id} is known"

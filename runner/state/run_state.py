@@ -196,7 +196,7 @@ class RunState:
         for answered in self._answers.get(position, ()):
             if answered.way is Way.REPLY:
                 pairs.clear()
-            else:
+            elif answered.way is Way.CALL:
                 pairs.append((answered.question, answered.value))
         return pairs
 
@@ -335,7 +335,14 @@ class RunState:
     # Verbs that move a task to another status.
 
     def start(
-        self, position: int, at: str, backend: str, session_id: str | None = None, *, confirmed: bool = False
+        self,
+        position: int,
+        at: str,
+        backend: str,
+        session_id: str | None = None,
+        *,
+        confirmed: bool = False,
+        reserved_usd: float | None = None,
     ) -> events.TaskStarted:
         """Begin the pending task's next attempt. A conversation to continue is consumed by the attempt."""
         self._move(position, events.TaskStarted.kind)
@@ -345,7 +352,7 @@ class RunState:
             self._consume_continuation(position)
         elif self.dag.tasks[position].join != "all":
             self._look(position)
-        return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed)
+        return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed, reserved_usd)
 
     def complete(
         self,

@@ -100,13 +100,13 @@ def files_of(task: Task) -> list[TaskFile]:
 
 def has_files(task: Task, dag: DAG) -> bool:
     """Return whether the task, or a task whose conversation it continues, has files."""
-    return any(each.files for each in _conversation(task, dag))
+    return any(each.files for each in conversation_of(task, dag))
 
 
 async def read_contents(task: Task, dag: DAG) -> FileContents:
     """Return the contents of the files of an attempt of `task`. Raises BackendError of kind `invalid_request`."""
     own = [file for file in files_of(task) if file.media_type == TEXT]
-    seen = {file: None for each in _conversation(task, dag) for file in files_of(each) if file.media_type != TEXT}
+    seen = {file: None for each in conversation_of(task, dag) for file in files_of(each) if file.media_type != TEXT}
     try:
         return await run_sync(_read_all, own, list(seen))
     except ValueError as error:
@@ -120,7 +120,7 @@ def _read_all(texts: list[TaskFile], others: list[TaskFile]) -> FileContents:
     )
 
 
-def _conversation(task: Task, dag: DAG) -> Iterator[Task]:
+def conversation_of(task: Task, dag: DAG) -> Iterator[Task]:
     """Yield the tasks of the conversation up to `task`, the last one first."""
     yield task
     while task.continues is not None:

@@ -145,6 +145,9 @@ SENTENCES: Mapping[str, Callable[[Facts], str]] = {
     events.RunWaitingInput.kind: _run("waiting input"),
     events.TasksAdded.kind: _added,
     events.PolicyDecided.kind: lambda _: "",  # the tasks that it adds and cancels have lines
+    events.BudgetRaised.kind: lambda facts: (
+        f"the {f'max_cost of {only}' if (only := facts.get('only')) else 'budget'} is now {dollars(facts['usd'])}"
+    ),
     events.BackendThrottled.kind: _throttled,
     events.HostAway.kind: _host,
     events.TaskStarted.kind: lambda facts: f"started {_started(facts)}",

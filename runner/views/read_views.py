@@ -16,16 +16,18 @@ from plait.events import OWN_LIMITS, BackendThrottled, HostAway, RunCreated, Run
 from plait.json_form import from_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import answers_of, asking_of, parse_time
+from plait.runner.domain.asked_question import Way, answers_of, asking_of, parse_time
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.lease import liveness, shown_status
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.recovery.given_answers import first_notes, open_questions
+from plait.runner.state.budget import stored_budget
 from plait.runner.state.stored_run import (
     PlacedAttempt,
     StoredPolicy,
     StoredRun,
     decode_dag,
+    decode_task,
     next_tries,
     placed_attempts,
     read_policy_state,
@@ -37,6 +39,7 @@ from plait.runner.views.view_models import (
     AnswerView,
     AskedView,
     AttemptView,
+    BudgetView,
     EventView,
     LoopView,
     OwnerView,
@@ -77,10 +80,22 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
     _, record = await stored_record(store, run_id)
     throttled = await throttled_backends(store, record, now)
-    tasks = await task_views(store, record, await store.list_tasks(run_id), now) if with_tasks else {}
+    records = await store.list_tasks(run_id) if with_tasks else ()
+    tasks = await task_views(store, record, records, now) if with_tasks else {}
+    budget = await budget_view(store, record, records)
     if shown_status(record) is RunStatus.INTERRUPTED:
         _, record = await stored_record(store, run_id)  # the run may have ended since the record was read
-    return run_detail(record, tasks, throttled)
+    return run_detail(record, tasks, throttled, budget)
+
+
+async def budget_view(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> BudgetView | None:
+    """Return the money of the run, whose `tasks` may have limits of their own; None without a limit. Raises
+    StoreError.
+    """
+    settings = json.loads(run.settings)
+    limited = [decode_task(one) for one in tasks if '"max_cost"' in one.spec]
+    budget = await stored_budget(store, run.run_id, settings, limited)
+    return None if budget is None else BudgetView.of(budget)
 
 
 async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[BackendThrottled, ...]:
@@ -184,6 +199,7 @@ async def read_waits(
             },
             owner="" if run.owner is None else run.owner.process,
             away=away,
+            asks_for_budget=next((one.task_id for one in records if _asks_for_budget(one)), None),
         )
         return Waits(waiting, now)
 
@@ -196,10 +212,13 @@ def run_view(run: RunRecord) -> RunView:
 
 
 def run_detail(
-    run: RunRecord, tasks: Mapping[str, TaskView] | None = None, throttled: tuple[BackendThrottled, ...] = ()
+    run: RunRecord,
+    tasks: Mapping[str, TaskView] | None = None,
+    throttled: tuple[BackendThrottled, ...] = (),
+    budget: BudgetView | None = None,
 ) -> RunDetail:
     """Return the run that the record describes, with `tasks`."""
-    return _of_run(RunDetail, run, tasks=tasks or {}, throttled=throttled)
+    return _of_run(RunDetail, run, tasks=tasks or {}, throttled=throttled, budget=budget)
 
 
 def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:
@@ -262,6 +281,10 @@ def task_view(task: TaskRecord, next_try_at: str | None = None, waits: WaitReaso
         answers=_answers(task),
         spec=spec,
     )
+
+
+def _asks_for_budget(task: TaskRecord) -> bool:
+    return task.asked is not None and f'"way":"{Way.BUDGET.value}"' in task.asked
 
 
 def _asks(task: TaskRecord) -> AskedView | None:

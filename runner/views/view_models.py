@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 from plait.events import RUN_ENDS, BackendThrottled
@@ -19,6 +20,7 @@ from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.domain.wait_reasons import WaitReason
 from plait.runner.policies.goal_policy import Phase
 from plait.runner.recovery.resume_plan import ResumeAction
+from plait.runner.state.budget import Budget
 from plait.statuses import AttemptStatus, RunStatus, TaskStatus
 from plait.usage import Usage
 
@@ -295,8 +297,39 @@ class _Listed:
 
 
 @view
+class BudgetView:
+    """The money of a run, in US dollars."""
+
+    usd: float | None
+    """What the run may spend; null if only tasks have a `max_cost`."""
+    spent_usd: float
+    """What the ended attempts cost. An attempt whose cost is not known counts at the most that it may have cost."""
+    unsure_usd: float
+    """The part of `spent_usd` of such attempts."""
+    reserved_usd: float
+    """What the attempts under way may cost at most."""
+    reserved_by: Mapping[str, float]
+    """`reserved_usd` by task id."""
+
+    @classmethod
+    def of(cls, budget: Budget) -> BudgetView:
+        """Return the money as it is shown."""
+        reserved = {task_id: usd for task_id, usd in budget.reserved.items() if usd}
+        return cls(
+            usd=None if budget.usd == inf else budget.usd,
+            spent_usd=budget.spent,
+            unsure_usd=budget.unsure,
+            reserved_usd=sum(reserved.values()),
+            reserved_by=reserved,
+        )
+
+
+@view
 class RunDetail(RunView):
     """A run with its tasks."""
+
+    budget: BudgetView | None = None
+    """The money of the run; null without a limit."""
 
     throttled: tuple[BackendThrottled, ...] = ()
     """The throttled backends of a running run, each with its last event."""

@@ -202,6 +202,18 @@ OWN_LIMITS = "limits"
 
 
 @value
+class BudgetRaised(Event):
+    """The budget of the run, or the `max_cost` of a task, was raised, or the run was given a budget."""
+
+    kind: ClassVar[str] = "budget_raised"
+    informs: ClassVar[bool] = True
+    usd: float
+    """The new limit, in US dollars."""
+    only: str | None = None
+    """The id of the task whose `max_cost` it is; None for the budget of the run."""
+
+
+@value
 class BackendThrottled(Event):
     """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
 
@@ -311,6 +323,8 @@ class TaskStarted(TaskEvent):
     """The id of the conversation, if known before the call."""
     confirmed: bool = False
     """True if the attempt continues the conversation of an interrupted attempt."""
+    reserved_usd: float | None = None
+    """The most that the attempt costs, in US dollars, which counts until its cost is known; None without a budget."""
 
 
 @value
@@ -554,7 +568,8 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
     decisions; in their place stand the number of added tasks, and that a prompt has changed.
     """
     if type(event) is TaskStarted:
-        return event.at, event.kind, event.task_id, event.attempt, _detail_of_start(event.backend, event.confirmed)
+        detail = _detail_of_start(event.backend, event.confirmed, event.reserved_usd)
+        return event.at, event.kind, event.task_id, event.attempt, detail
     if isinstance(event, TaskReopened) and event.prompt is not None:
         event = replace(event, prompt="changed")
     form = as_json(event, event.left_out)
@@ -566,8 +581,8 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
 
 
 @lru_cache(maxsize=1000)
-def _detail_of_start(backend: str, confirmed: bool) -> str:
-    return _encode(as_json(TaskStarted("", "", 0, backend, None, confirmed), TaskStarted.left_out))
+def _detail_of_start(backend: str, confirmed: bool, reserved_usd: float | None) -> str:
+    return _encode(as_json(TaskStarted("", "", 0, backend, None, confirmed, reserved_usd), TaskStarted.left_out))
 
 
 AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled

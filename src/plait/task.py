@@ -515,6 +515,10 @@ class Task:
     """A pydantic model for the answer, in place of an `output_schema`: the `value` of the result is then an instance.
     Known to this process only: the store holds the schema and the data.
     """
+    max_cost: float | None = None
+    """What the task may cost in all its attempts, in US dollars; None for no limit. A call that might cost more than
+    what is left is not made: the task asks for a higher limit. With `for_each` or `repeat` it holds for each part.
+    """
     arguments: Sequence[str] = ()
     """The names of tasks, inputs and the `item` whose values the function of the backend receives beside the prompt.
     Filled from the names of its parameters when a run is made.

@@ -1,0 +1,133 @@
+"""The most that a call can cost, stated before it is made: what a run with a budget reserves, and a preview shows.
+
+Input counts one token for each byte of UTF-8. The tokenizers in use (byte-level BPE, as tiktoken of OpenAI, or with a
+fall-back to bytes, as SentencePiece) make no token of less than a byte, so that no text has more; English has about a
+quarter. Output counts as far as the backend lets a request write.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from anyio.to_thread import run_sync
+
+from plait.backends import prices
+from plait.backends.backend_protocol import Backend
+from plait.backends.command_backend import CommandBackend
+from plait.backends.function_backend import FunctionBackend, PersonBackend
+from plait.backends.prices import Billing, Price, Prices, billing_of
+from plait.clock_and_ids import Clock
+from plait.errors import InvalidRequest
+from plait.task import Task
+from plait.usage import Usage
+
+FRAMING_TOKENS = 1_000
+"""Input of a request beside its texts: the roles, and the instructions of the server for a schema."""
+ATTACHMENT_TOKENS = 10_000
+"""The least that an image or a PDF counts."""
+_REPAIR_BYTES = 2_000
+"""The longest list of mistakes with which an answer is asked for once more."""
+
+
+def tokens_in(*texts: str) -> int:
+    """Return the most tokens that `texts` can have."""
+    return sum(len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts)
+
+
+class WorstCases:
+    """The worst cases of calls on `backends`, by the prices `lines` of the user and the list, if that is loaded."""
+
+    def __init__(self, backends: Mapping[str, Backend], lines: Mapping[str, Price], clock: Clock) -> None:
+        self._backends = backends
+        self._prices = Prices(lines)
+        self._clock = clock
+        self._free = {name: self._is_free(name) for name in backends}
+
+    def is_free(self, name: str) -> bool:
+        """Return whether calls of the backend cost nothing: commands, functions, people and local models."""
+        return self._free.get(name, False)
+
+    def _is_free(self, name: str) -> bool:
+        backend = self._backends[name]
+        return isinstance(backend, FunctionBackend | CommandBackend | PersonBackend) or (
+            billing_of(backend).price == prices.FREE
+        )
+
+    def of_call(
+        self, name: str, model: str | None, input_tokens: int, schema: Mapping[str, object] | None = None
+    ) -> float | None:
+        """Return the most that a turn of the backend costs, in US dollars; None if it cannot be stated. `model` is the
+        one that the task names. With a `schema` an answer that does not fit is asked for once more.
+        """
+        if self.is_free(name):
+            return 0.0
+        billing = self._billing(name, model)
+        if billing.max_turn_usd is not None:
+            return billing.max_turn_usd
+        answer, at = billing.max_output_tokens, self._clock.wall()
+        if self._prices.most(1_000_000, 1_000_000, billing, at=at) == 0:
+            return 0.0
+        if answer is None or billing.sums_requests:
+            return None
+        form = 0 if schema is None else tokens_in(json.dumps(schema))
+        system = getattr(self._backends[name], "system", None)
+        sent = FRAMING_TOKENS + input_tokens + form + (tokens_in(system) if isinstance(system, str) else 0)
+        most = self._prices.most(sent, answer, billing, at=at)
+        if most is None or schema is None:
+            return most
+        again = self._prices.most(sent + answer + form + _REPAIR_BYTES, answer, billing, at=at)
+        return None if again is None else most + again
+
+    def answer_tokens(self, name: str) -> int:
+        """Return the most tokens of an answer, as far as known."""
+        return billing_of(self._backends.get(name)).max_output_tokens or 0
+
+    def unknown(self, name: str, model: str | None) -> str | None:
+        """Return why the worst case of calls cannot be stated, and what to write; None if it can."""
+        if self.of_call(name, model, 0) is not None:
+            return None
+        billing = self._billing(name, model)
+        if billing.sums_requests:
+            remedy = "give it max_budget_usd, in US dollars" if hasattr(self._backends[name], "max_budget_usd") else ""
+            return f"a turn of backend {name!r} has no limit of its cost" + (f"; {remedy}" if remedy else "")
+        if self._prices.most(1, 1, billing, at=self._clock.wall()) is None:
+            if billing.model is None:
+                return f"backend {name!r} names no model, so its price is unknown; give it a `model`"
+            line = f"prices: {{{json.dumps(billing.model)}: {{input: 1, output: 2}}}}"
+            return f"the price of model {billing.model!r} of backend {name!r} is unknown; write it: {line}"
+        return f"an answer of backend {name!r} has no limit; write one: max_tokens: 4096"
+
+    def _billing(self, name: str, model: str | None) -> Billing:
+        billing = billing_of(self._backends.get(name))
+        return billing if model is None else replace(billing, model=model)
+
+    async def require(self, calls: Iterable[tuple[str, str | None]], *, unpriced: bool) -> None:
+        """Load the list of prices if one of `calls`, each a backend and the model asked for, may need it. Raise
+        InvalidRequest if the worst case of one cannot be stated, unless `unpriced`.
+        """
+        paid = [call for call in dict.fromkeys(calls) if call[0] in self._backends and not self.is_free(call[0])]
+        used = Usage(1, 1)
+        if any(self._prices.needs_list(used, self._billing(*call)) for call in paid):
+            await run_sync(prices.load)
+        reasons = () if unpriced else filter(None, (self.unknown(*call) for call in paid))
+        if (reason := next(iter(reasons), None)) is not None:
+            raise InvalidRequest(
+                f"the run has a budget, and {reason}; or let such calls count only once they have cost something: "
+                f"--unpriced"
+            )
+
+
+def calls_of(task: Task, name: str, default: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the backends that the task, on the backend `name`, calls, each with the model asked for: also those of the
+    plan that it calls. `default` is the default backend.
+    """
+    if task.check is not None and task.check.judge is not None:
+        yield task.check.backend or name, None
+    if task.call is not None:
+        for part in task.call.tasks:
+            if not part.get("run"):
+                yield part.get("backend") or default, part.get("model")
+    elif not task.run:
+        yield name, task.model
