@@ -38,6 +38,7 @@ hypothesis.settings.register_profile("search", deadline=None, suppress_health_ch
 hypothesis.settings.register_profile("plait", hypothesis.settings.get_profile("search"), derandomize=True)
 hypothesis.settings.load_profile("plait")
 
+
 def has_room_in_memory() -> bool:
     """Whether files can lie in memory, programs too: a container may give it 64 MB, and let nothing there be run."""
     if not MEMORY.is_dir():
