@@ -125,7 +125,7 @@ def explained(dsn: str, error: Exception, *, on_standby: bool = False) -> StoreE
     text = " ".join(text.split())
     if isinstance(error, refused_values):
         return Conflict(f"a value cannot be stored: {text}")
-    remedy = _REMEDIES.get(getattr(error, "sqlstate", None) or "")
+    remedy = _REMEDIES.get(getattr(error, "sqlstate", ""))
     if remedy is not None and not on_standby:
         return StoreRefused(f"the store {masked_address(dsn)} refused: {text}; {remedy}")
     kind = StoreBusy if isinstance(error, busy) else StoreError

@@ -185,7 +185,7 @@ class PostgresStore(SQLStore):
             reading = read(*args)
             if read in OF_ONE_STATEMENT:
                 return await _read(connection, reading)
-            async with connection.transaction(isolation="repeatable_read", readonly=True):
+            async with connection.transaction(isolation="repeatable_read"):
                 return await _read(connection, reading)
 
         return await self._call(self._reader, whole)

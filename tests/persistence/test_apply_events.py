@@ -180,8 +180,10 @@ async def test_a_session_of_an_attempt_that_is_not_the_last_does_not_follow(writ
         await writer.write(SessionOpened(at(4), "a", 2, "session-a"))
 
 
-@pytest.mark.parametrize("usage", [Usage(cost_usd=0.5), Usage(cost_usd=0.0), Usage(model="sample-1")])
-async def test_a_cost_or_a_model_alone_is_kept(store: MemoryStore, writer: Writer, usage: Usage) -> None:
+@pytest.mark.parametrize(
+    "usage", [Usage(1), Usage(output_tokens=1), Usage(cost_usd=0.5), Usage(cost_usd=0.0), Usage(model="sample-1")]
+)
+async def test_a_token_a_cost_or_a_model_alone_is_kept(store: MemoryStore, writer: Writer, usage: Usage) -> None:
     await writer.write(START_A, replace(ENDS["failed"], usage=usage))
     [attempt] = await store.list_attempts(RUN, "a")
     assert attempt.usage == usage
@@ -204,7 +206,36 @@ async def test_a_run_of_no_tasks_is_read_and_listed(store: MemoryStore) -> None:
 
 def test_changes_of_tasks_alone_leave_the_head_but_for_its_number_and_sums() -> None:
     opened = apply_events(RUN, None, 1, OPENING).run
-    assert apply_events(RUN, opened, 4, [START_A]).head == (tables.SET_LAST_SEQ, (4, 0, 0, None, 0, 0, 0, 0, 0))
+    before = opened.head
+    applied = apply_events(RUN, opened, 4, [START_A])
+    assert applied.head == (tables.SET_LAST_SEQ, (4, 0, 0, None, 0, 0, 0, 0, 0))
+    assert (applied.run, applied.before, opened.head.last_seq) == (opened, before, 4)
+
+
+LONG = "x" * 100_000
+UNUSUAL = {
+    "a large answer": replace(DONE_A, text=LONG, data_json=None),
+    "a large prompt": replace(DONE_A, data_json=None, turn=LONG),
+    "data": DONE_A,
+    "a turn": replace(DONE_A, turn=()),
+    "cached tokens": replace(DONE_A, data_json=None, usage=Usage(3, 2, cache_read_tokens=1)),
+    "written tokens": replace(DONE_A, data_json=None, usage=Usage(3, 2, cache_write_tokens=1)),
+    "reasoning": replace(DONE_A, data_json=None, usage=Usage(3, 2, reasoning_tokens=1)),
+    "a partial cost": replace(DONE_A, data_json=None, usage=Usage(3, 2, 0.25, cost_is_partial=True)),
+    "nothing unusual": replace(DONE_A, data_json=None),
+}
+
+
+@pytest.mark.parametrize("unusual", UNUSUAL)
+async def test_a_completion_is_kept_whole(store: MemoryStore, writer: Writer, unusual: str) -> None:
+    done = UNUSUAL[unusual]
+    if unusual not in {"a large prompt", "a turn"}:
+        done = replace(done, turn="First.")
+    await writer.write(START_A, done)
+    [task] = await store.list_tasks(RUN, "a")
+    assert (task.status, task.text, task.data, task.usage) == ("completed", done.text, done.data_json, done.usage)
+    said = [(one.role, one.content) for one in await store.list_messages(RUN, "a")]
+    assert said == ([("user", done.turn), ("assistant", done.text)] if done.turn else [])
 
 
 async def test_every_field_of_a_task_is_kept(store: MemoryStore, writer: Writer) -> None:
@@ -230,6 +261,9 @@ async def test_every_field_of_a_task_is_kept(store: MemoryStore, writer: Writer)
             ended_at=at(4), question="Which?", asked='{"kind":"choice"}',
         ),
     )  # fmt: skip
+    assert await store.list_tasks(RUN, "b") == (
+        TaskRecord("b", 1, "Then {{ a }}", ("a",), "fast", '{"weight": 2}', "pending", 0),
+    )
     assert await store.list_tasks(RUN, "a") == (
         TaskRecord(
             "a", 0, "First.", (), None, "{}", "failed", 1, error_kind="auth", error="no key", duration_s=2.5,

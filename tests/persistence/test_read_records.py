@@ -144,6 +144,15 @@ async def test_a_limit_may_be_any_number(limit: int, found: int) -> None:
     assert len(await store.list_events(RUN, 1, limit)) == found
 
 
+@pytest.mark.parametrize(("until", "expired"), [(1000.0, True), (4e10, False)])
+async def test_a_lease_that_has_expired_is_told(until: float, expired: bool) -> None:
+    store = await a_store()
+    change(store, f"UPDATE runs SET lease_expires_at = {until}")
+    run = await store.get_run(RUN)
+    assert run is not None
+    assert (run.lease_has_expired, len(await store.list_claimable())) == (expired, int(expired))
+
+
 async def test_the_check_of_rows_counts_results_and_messages_of_every_run() -> None:
     store = await a_store()
     assert await store.check_rows() == ([], 1, 2)

@@ -8,6 +8,7 @@ import stat
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,54 @@ def test_a_table_that_was_changed_is_damage_and_a_comment_is_none() -> None:
             ]
             + " has changed"
         )
+
+
+class Judged:
+    """A database on whose pages SQLite has a verdict."""
+
+    def __init__(self, connection: sqlite3.Connection, verdict: str) -> None:
+        self._connection, self._verdict = connection, verdict
+
+    def execute(self, statement: str) -> sqlite3.Cursor:
+        if statement == "PRAGMA integrity_check(1)":
+            return self._connection.execute("SELECT ?", (self._verdict,))
+        return self._connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "found"), [("ok", ""), ("  *** in main ***\npage 7 is torn\n", "*** in main ***; page 7 is torn")]
+)
+def test_the_verdict_on_the_pages_is_told_in_one_line(verdict: str, found: str) -> None:
+    with closing(open_memory()) as connection:
+        assert find_damage(Judged(connection, verdict)) == found  # type: ignore[arg-type]  # pyright: ignore
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR])
+@pytest.mark.parametrize("may_write", [False, True])
+def test_where_no_lock_can_be_made_a_file_without_a_log_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int, may_write: bool
+) -> None:
+    open_database(path, "create").close()
+    connect = sqlite3.connect
+
+    def refuse_locks(address: str, **options: Any) -> sqlite3.Connection:
+        if address.endswith("?mode=ro"):
+            error = sqlite3.OperationalError("no lock")
+            error.sqlite_errorcode = code
+            raise error
+        return connect(address, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refuse_locks)
+    monkeypatch.setattr(os, "access", lambda *_: may_write)
+    if code == sqlite3.SQLITE_IOERR or may_write:
+        with pytest.raises(StoreUnusable, match=r"cannot be opened: no lock; check its permissions and the disk$"):
+            open_database(path, "read")
+        return
+    with closing(open_database(path, "read")) as connection:
+        assert connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+    wal_path(path).write_bytes(b"log")
+    with pytest.raises(StoreUnusable, match="cannot be opened: no lock"):
+        open_database(path, "read")
 
 
 def test_damage_is_looked_for_where_it_is_asked(path: Path) -> None:

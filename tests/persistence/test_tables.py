@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import sha256
 
+from plait.persistence import tables
 from plait.persistence.tables import (
     ADD_NOTE,
     COLUMNS,
@@ -35,6 +36,12 @@ def test_the_columns_and_their_kinds_are_those_of_the_tables() -> None:
     assert len(COLUMNS["attempts"]) == 31
     assert (KINDS["sha256"], KINDS["content"], KINDS["cost_usd"], KINDS["seq"]) == ("bytes", "text", "float", "int")
     assert {column for columns in COLUMNS.values() for column in columns} <= KINDS.keys()
+
+
+def test_every_write_names_columns_of_its_table() -> None:
+    writes = [one for one in vars(tables).values() if isinstance(one, Write)]
+    assert len(writes) == 26
+    assert all({*write.columns, *write.key} <= {*COLUMNS[write.table]} for write in writes)
 
 
 def test_the_statement_for_one_row() -> None:

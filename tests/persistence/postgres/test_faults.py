@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import subprocess
 import sys
@@ -143,6 +144,14 @@ async def test_why_the_server_ended_the_connection_is_told(store: PostgresStore,
         await admin.execute("DROP FUNCTION end_connection CASCADE")
         await admin.close()
     await Writer(store).write(*OPENING)
+
+
+async def test_an_open_store_knows_its_server(store: PostgresStore) -> None:
+    assert await store.warnings() == (
+        "fsync is off: a crash of the server's machine can damage the whole database",  # as it is for these tests
+    )
+    assert await store.obstacle() is None
+    assert re.fullmatch(r"\d+\.\d+", store.server_version)
 
 
 async def test_a_batch_behind_which_the_store_is_missing_changes_is_refused(store: PostgresStore) -> None:

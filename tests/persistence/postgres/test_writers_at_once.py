@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import asyncpg
@@ -14,6 +16,7 @@ from plait import PostgresStore
 from plait.errors import Conflict, Fenced
 from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased, TaskReopened, TaskRetried
 from plait.persistence import Batch, Note
+from plait.persistence.tables import Reading
 from plait.usage import Usage
 from tests.contracts.store.samples import (
     CREATED,
@@ -149,3 +152,20 @@ async def test_of_the_statements_of_a_batch_none_stays_if_the_last_is_refused(st
     with pytest.raises(Conflict, match=r"^a value cannot be stored: "):
         await writer.write(START_A, too_large)
     assert await whole(store) == before
+
+
+async def test_a_read_of_several_statements_sees_one_state(store: PostgresStore, dsn: str) -> None:
+    await Writer(store).write(*OPENING)
+
+    def reading() -> Reading[list[Any]]:
+        seen: list[Any] = []
+        for name in ("first", "second"):
+            for (found,) in (yield "SELECT name FROM runs", ()):
+                seen.append(found)
+            thread = threading.Thread(target=asyncio.run, args=[in_database(dsn, f"UPDATE runs SET name = '{name}'")])
+            thread.start()
+            thread.join()
+        return seen
+
+    assert await store._read(reading) == [CREATED.name, CREATED.name]  # pyright: ignore[reportPrivateUsage]
+    assert await store._read(reading) == ["second", "second"]  # pyright: ignore[reportPrivateUsage]
