@@ -211,7 +211,7 @@ async def test_a_timeout_ends_the_attempt_and_is_retried() -> None:
             await anyio.sleep_forever()
         return "at last"
 
-    dag = DAG([Task("a", "a", timeout=0.05, retry=Retry(base_delay=0))])
+    dag = DAG([Task("a", "a", timeout=0.3, retry=Retry(base_delay=0))])
     result = await ParallelRunner(hang_once).run(dag)
     assert (result["a"].text, result["a"].attempts) == ("at last", 2)
     dag = DAG([Task("a", "a", timeout=0.05, retry=Retry(attempts=1))])

@@ -157,7 +157,7 @@ async def test_turns_that_are_to_die_with_their_runner_do(home: Home) -> None:
     parent = begin(home, {"a": "Work. [[until /dev/null/never]]"}, on_runner_death="kill")
     await until(lambda: home.calls)
     die(parent)
-    await until(lambda: not home.processes, 5)
+    await until(lambda: not home.processes)
 
 
 async def _finish(home: Home, task: str, prompt: str, replies: dict[str, Reply]) -> None:
@@ -219,7 +219,7 @@ async def test_an_agent_to_which_nobody_comes_back_ends(home: Home, words: tuple
         await until(lambda: home.noted("starts"))
         # As when its runner has died: nobody says anything, and nobody ends it.
         await child.wait(60)
-        await until(lambda: not home.processes, 1)
+        await until(lambda: not home.processes)
 
 
 async def test_half_a_message_is_completed(home: Home) -> None:
@@ -234,21 +234,21 @@ async def test_half_a_message_is_completed(home: Home) -> None:
         await until(lambda: home.noted("heard"))
         assert home.noted("heard") == sent_messages(folder) == [message]
         speech.end()
-        await until(lambda: not home.processes, 5)
+        await until(lambda: not home.processes)
 
 
 async def test_who_takes_over_gives_the_agent_more_time(home: Home) -> None:
     folder = home.path / "turn"
-    async with running(_start(home, folder, 1), folder):
+    async with running(_start(home, folder, 3), folder):
         await until(lambda: home.noted("starts"))
         speech = Outbox(folder)
         for _ in range(9):
-            await anyio.sleep(0.3)
+            await anyio.sleep(0.4)
             speech.ring()
         assert read_manifest(folder) is not None
         assert home.processes
         speech.end()
-        await until(lambda: not home.processes, 5)
+        await until(lambda: not home.processes)
 
 
 def test_reading_what_is_left_changes_nothing(home: Home) -> None:

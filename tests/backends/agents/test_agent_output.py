@@ -284,7 +284,7 @@ async def test_an_agent_that_waits_for_a_login_is_not_tried_again(tmp_path: Path
         (tmp_path / "claude").write_text(f"#!/bin/sh\necho '{words}'\nexec sleep 60\n")
         (tmp_path / "claude").chmod(0o755)
         with pytest.raises(BackendError) as caught:
-            await _send(ClaudeCodeBackend(command=str(tmp_path / "claude"), idle_timeout=0.5))
+            await _send(ClaudeCodeBackend(command=str(tmp_path / "claude"), idle_timeout=1.0))
         assert caught.value.kind is kind
         assert caught.value.message == f"no output for 0.5 s (idle_timeout); the last line of its output: {words}"
 

@@ -323,7 +323,7 @@ async def test_turns_that_are_to_die_with_their_runner_do(home: Home) -> None:
     backend = home.claude()
     await _die_with_turns_at_work(home, "kill", {"task": str(backend.new_session_id())})
     assert _state(home) == "dead"  # at once: nobody is to take it over in its last moments
-    await until(lambda: not home.processes, 5)
+    await until(lambda: not home.processes)
 
 
 def _state(home: Home) -> str:

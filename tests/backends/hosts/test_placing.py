@@ -201,7 +201,7 @@ async def test_the_time_limit_counts_from_the_beginning_on_the_host(world: HostF
     gate = tmp_path / "gate"
     hosts = world.hosts("m1", slots=1)
     runner = ParallelRunner(hosts.placed(functions.until_file), concurrency=2)
-    dag = DAG([Task("first", str(gate), timeout=1.0, retry=0), Task("second", str(gate), timeout=1.0, retry=0)])
+    dag = DAG([Task("first", str(gate), timeout=3.0, retry=0), Task("second", str(gate), timeout=3.0, retry=0)])
     order: list[str] = []
     async with runner.start(dag) as run:
         async for event in run.events():
@@ -209,7 +209,7 @@ async def test_the_time_limit_counts_from_the_beginning_on_the_host(world: HostF
                 order.append(event.error)
                 gate.touch()
         result = await run.result()
-    assert order == ["no answer within the task's timeout of 1 s"]
+    assert order == ["no answer within the task's timeout of 3 s"]
     assert result["second"].text == "done"
     assert result["second"].status is TaskStatus.COMPLETED
 

@@ -66,7 +66,7 @@ async def test_code_ends_by_itself_once_its_run_is_cancelled(how: str) -> None:
 @pytest.mark.parametrize("how", ["stop", "timeout", "grace"])
 async def test_a_thread_that_nobody_waits_for_any_more_ends(how: str) -> None:
     worker = Worker()
-    dag = DAG([Task("a", prompt="a", timeout=0.05 if how == "timeout" else None, retry=Retry(1))])
+    dag = DAG([Task("a", prompt="a", timeout=0.5 if how == "timeout" else None, retry=Retry(1))])
     async with ParallelRunner(worker.plain, cancel_grace=0).start(dag) as run:
         await until(worker.began.is_set)
         if how == "stop":

@@ -103,7 +103,7 @@ async def test_an_earlier_attempts_word_is_not_the_last_ones(store: Store) -> No
 
 
 async def test_a_turn_that_timed_out_has_cost_what_it_had_said(store: Store) -> None:
-    dag = DAG([Task("b", prompt="slow", timeout=0.1, retry=0)])
+    dag = DAG([Task("b", prompt="slow", timeout=0.5, retry=0)])
     result = await ParallelRunner(Agent(), store=store).run(dag, "r")
     assert (result["b"].error_kind, result.usage) == ("timeout", THEN)
     (attempt,) = await store.list_attempts("r", "b")

@@ -225,7 +225,7 @@ async def test_a_reply_is_kept_when_closing_its_conversation_fails() -> None:
 
             return Slam()
 
-    dag = DAG([Task("a", prompt="x"), Task("b", prompt="y", timeout=0.05, metadata={"slow": True})])
+    dag = DAG([Task("a", prompt="x"), Task("b", prompt="y", timeout=0.5, metadata={"slow": True})])
     backend = Slamming()
     result = await ParallelRunner(backend).run(dag)
     assert result.text == {"a": "re: x", "b": "re: y"}

@@ -188,7 +188,7 @@ async def test_two_refused_runs_send_the_probes_of_one_and_share_half_of_their_s
 async def test_a_usage_limit_that_an_agent_has_met_in_one_run_holds_in_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, until_then = make_home(tmp_path, monkeypatch), int(time.time()) + 2
+    home, until_then = make_home(tmp_path, monkeypatch), int(time.time()) + 5
     first = ParallelRunner(backends={"claude": home.claude()}, concurrency=1)
     second = ParallelRunner(backends={"claude": home.claude()}, concurrency=1)
     limited = DAG([Task("limited", f"[[limit {until_then}]]")])
