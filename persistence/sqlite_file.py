@@ -316,7 +316,7 @@ def _create(path: Path) -> None:
             with transaction(connection):
                 _create_tables(connection)
                 reached("schema.before_commit")
-            _use_wal(fresh, connection)
+            _use_wal(path, connection)
         reached("file.before_link")
         with suppress(FileExistsError):  # another process was faster, and made an equal file
             os.link(fresh, path)

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,59 @@ def test_a_foreign_database_is_refused(path: Path) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     with pytest.raises(StoreUnusable, match="belongs to another program"):
         open_database(path, "create")  # without a format
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (
+            5,
+            f"was made by a development version of plait (database format 5); this plait reads format {FORMAT} only. "
+            "Start a new file, e.g. --store NEW.db",
+        ),
+        (
+            FORMAT + 1,
+            f"was made by a newer plait (database format {FORMAT + 1}); this plait reads format {FORMAT} only. "
+            "Upgrade plait",
+        ),
+    ],
+)
+def test_another_format_is_refused(path: Path, number: int, said: str) -> None:
+    open_database(path, "create").close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {number}")
+    with pytest.raises(StoreUnusable) as refused:
+        open_database(path, "existing")
+    assert str(refused.value) == f"{path} {said}"
+
+
+class WithoutSharedMemory(sqlite3.Connection):
+    """A database on a file system that cannot have a WAL."""
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        return super().execute("SELECT 'delete'" if statement == "PRAGMA journal_mode = WAL" else statement, *values)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_file_system_without_shared_memory_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
+) -> None:
+    if exists:
+        open_database(path, "create").close()
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=WithoutSharedMemory))
+    with pytest.raises(StoreUnusable) as refused:
+        open_database(path, "create")
+    said = "is on a file system without shared memory (WAL); put the store on a local disk"
+    assert str(refused.value) == f"{path} {said}"
+    assert path.exists() is exists
+    assert unfinished_files(path) == []
+
+
+def test_no_transaction_begins_by_itself(path: Path) -> None:
+    for opened in (open_memory(), open_database(path, "create")):
+        with closing(opened) as connection:
+            connection.execute("INSERT INTO texts VALUES (x'00', 'kept')")
+            assert not connection.in_transaction
 
 
 def test_a_locked_database_is_told_from_one_that_cannot_be_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
