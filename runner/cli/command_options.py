@@ -20,18 +20,11 @@ from click.shell_completion import CompletionItem
 
 from plait.errors import InvalidRequest
 from plait.runner.cli.terminal_output import command, print_note, redirect_prints
-from plait.runner.client.store_place import (
-    DEFAULT_STORE,
-    ServerAddress,
-    StorePlace,
-    find_run,
-    is_utf8,
-    read_only_store,
-    store_place,
-)
+from plait.runner.client.store_place import DEFAULT_STORE, find_run, read_only_store
+from plait.runner.engine.run_options import ServerAddress, StorePlace, store_place
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY
 from plait.runner.state.budget import MOST_USD
-from plait.safe_text import SCHEMES, masked_address, passwords
+from plait.safe_text import SCHEMES, is_utf8, masked_address, passwords
 
 if TYPE_CHECKING:
     from plait.runner.plan.plan_file import Plan

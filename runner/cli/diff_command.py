@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from plait.clock_and_ids import parse_time
 from plait.runner.cli.command_options import async_command, complete, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_field, print_line, print_section, visible
-from plait.runner.client.store_place import StorePlace, find_run, read_only_store
-from plait.runner.domain.asked_question import parse_time
+from plait.runner.client.store_place import find_run, read_only_store
+from plait.runner.engine.run_options import StorePlace
 from plait.runner.views.event_sentences import counted, seconds, tokens
 from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs
 from plait.runner.views.view_models import TaskView

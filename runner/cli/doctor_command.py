@@ -26,6 +26,7 @@ from plait.backends.prices import list_version
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.child_manifest import AtWork, agents_at_work, left_over_servers
 from plait.backends.specs.host_specs import DaskHostsPart
+from plait.clock_and_ids import parse_time
 from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence import SQLiteStore
@@ -38,19 +39,12 @@ from plait.runner.cli.command_options import command_line, json_option, store_op
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, columns, print_line, print_note, print_table
 from plait.runner.client.backend_set import HostsInUse, hosts_in_use
-from plait.runner.client.store_place import (
-    DEFAULT_STORE,
-    MAX_RUNS_SEARCHED,
-    ServerAddress,
-    StorePlace,
-    open_server,
-    read_only_store,
-    stores_backends,
-)
-from plait.runner.domain.asked_question import parse_time
+from plait.runner.client.store_place import DEFAULT_STORE, MAX_RUNS_SEARCHED, read_only_store, stores_backends
 from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.engine.lease import Liveness, liveness, seems_free, shown_status
+from plait.runner.engine.run_options import ServerAddress, StorePlace, open_server
 from plait.runner.state.attempt_files import files_root, run_folder
+from plait.runner.state.stored_run import read_settings
 from plait.runner.views.event_sentences import counted, size
 from plait.runner.views.read_views import away_hosts
 from plait.statuses import RUN_DONE, RunStatus
@@ -518,7 +512,7 @@ def _groups_of(run: RunRecord | None) -> Collection[str]:
     """Return the names of the groups of hosts that the backends of the run are placed on."""
     if run is None:
         return ()
-    backends: Mapping[str, Mapping[str, Any]] = json.loads(run.settings).get("backends", {})
+    backends: Mapping[str, Mapping[str, Any]] = read_settings(run).get("backends", {})
     return {str(spec["on"]) for spec in backends.values() if "on" in spec}
 
 

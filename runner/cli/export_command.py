@@ -13,9 +13,9 @@ from plait.runner.cli.command_options import async_command, json_option, run_arg
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_note, write_file
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, read_only_store, runs_of_plan
+from plait.runner.client.store_place import RunsOfPlan, find_run, read_only_store, runs_of_plan
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import RunOptions
+from plait.runner.engine.run_options import RunOptions, StorePlace
 from plait.runner.views.event_sentences import counted
 from plait.runner.views.result_rows import as_csv, as_json_lines
 from plait.runner.views.trace_spans import Collector, RunTrace, SpanSender

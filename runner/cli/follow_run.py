@@ -19,11 +19,12 @@ from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.run_progress import Display, Progress
 from plait.runner.cli.run_report import list_waiting
 from plait.runner.cli.terminal_output import as_line, print_note
-from plait.runner.client.store_place import StorePlace, read_only_store
+from plait.runner.client.store_place import read_only_store
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
 from plait.runner.engine.live_run import Run
+from plait.runner.engine.run_options import StorePlace
 from plait.runner.views.event_sentences import event_line, is_detail
 from plait.runner.views.view_models import QuestionView
 from plait.statuses import RunStatus, TaskStatus

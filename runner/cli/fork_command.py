@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +33,11 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_reuse, require_again, summarize_reuse
 from plait.runner.cli.terminal_output import print_note
-from plait.runner.client.store_place import existing_store, find_run, is_utf8, read_only_store, runs_of_plan
+from plait.runner.client.store_place import existing_store, find_run, read_only_store, runs_of_plan
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.plan.plan_inputs import converted
+from plait.runner.state.stored_run import read_settings
+from plait.safe_text import is_utf8
 
 
 def _parse_files(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -163,7 +164,7 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
 
 def _inputs(record: RunRecord, texts: Mapping[str, str]) -> dict[str, JsonValue]:
     """Return the values of inputs, each like the stored value. Raises InvalidRequest."""
-    stored, values = json.loads(record.settings).get("inputs", {}), dict[str, JsonValue]()
+    stored, values = read_settings(record).get("inputs", {}), dict[str, JsonValue]()
     for name, text in texts.items():
         try:
             values[name] = converted(text, stored.get(name))

@@ -10,8 +10,8 @@ from plait.runner.cli.command_options import async_command, json_option, store_o
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import StorePlace, existing_store, read_only_store
-from plait.runner.engine.run_options import RunOptions
+from plait.runner.client.store_place import existing_store, read_only_store
+from plait.runner.engine.run_options import RunOptions, StorePlace
 from plait.runner.views.event_sentences import counted, size
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -31,8 +31,9 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.run_report import EXIT_CODES
 from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_note, visible
-from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store
+from plait.runner.client.store_place import find_run, find_task, read_only_store
 from plait.runner.engine.lease import shown_status
+from plait.runner.engine.run_options import StorePlace
 from plait.runner.views.event_sentences import sentence, short
 from plait.runner.views.read_views import task_views
 from plait.runner.views.run_log import RunLog, RunLogEntry

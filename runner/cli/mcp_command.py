@@ -20,8 +20,8 @@ from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import output, print_note
 from plait.runner.client.backend_set import BackendOptions
 from plait.runner.client.offered_plans import LocalPlans, named_plans
-from plait.runner.client.store_place import open_store
 from plait.runner.client.trusted_backends import TrustedBackends
+from plait.runner.engine.run_options import open_store
 
 
 @async_command("mcp")

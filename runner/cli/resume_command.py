@@ -42,7 +42,6 @@ from plait.runner.client.trusted_backends import (
     plan_changes,
     repaired_prompts,
 )
-from plait.runner.engine.inbox import is_to_be_cancelled
 from plait.runner.plan import PlanError
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
@@ -89,7 +88,7 @@ async def resume_command(run: str | None, retry_failed: bool, **options: Any) ->
         stored = await runs.read(record.run_id, record)
         if not is_preview and needs_no_work(stored, retry_failed):
             return _print_ended(stored, output)
-        backends = None if await is_to_be_cancelled(store, record) else trusted.of(record)
+        backends = None if stored.to_be_cancelled else trusted.of(record)
         if is_preview:
             return await _preview(runs, stored, backends, output, retry_failed=retry_failed)
         return await _resume(runs, stored, backends, output, retry_failed=retry_failed)

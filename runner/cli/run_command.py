@@ -51,13 +51,15 @@ from plait.runner.client.backend_set import (
 from plait.runner.client.create_run import new_run
 from plait.runner.client.run_estimate import estimate_run
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import RunsOfPlan, StorePlace, find_run, is_utf8, open_store
+from plait.runner.client.store_place import RunsOfPlan, existing_store, find_run, read_only_store
 from plait.runner.client.trusted_backends import backends_of_file_only
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import counted
+from plait.safe_text import is_utf8
 
 
 @click.command("run")
@@ -200,7 +202,7 @@ async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions)
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     place = options.store
     is_there = place is not None and not (isinstance(place, Path) and not place.exists())
-    store = open_store(place, "read") if place is not None and is_there else None
+    store = read_only_store(place) if place is not None and is_there else None
     async with (
         backend_set.options_for(
             plan.dag, plan.policy, None, concurrency=options.concurrency, **_money(plan, options)
@@ -231,9 +233,8 @@ async def _run_plan(
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     if isinstance(plan.policy, OrchestratorPolicy):
         options = replace(options, result_of=ANSWER_ID)
-    store = None
-    if options.store is not None:
-        store = open_store(options.store, "create" if like is None else "read" if dry_run else "existing")
+    opener = open_store if like is None else read_only_store if dry_run else existing_store
+    store = None if options.store is None else opener(options.store)
     concurrency = options.concurrency or plan.concurrency
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with (

@@ -12,6 +12,7 @@ from typing import Any
 
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
+from plait.clock_and_ids import parse_time
 from plait.json_form import JsonValue, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
@@ -28,12 +29,10 @@ from plait.runner.cli.terminal_output import (
     without_controls,
     write,
 )
-from plait.runner.client.store_place import StorePlace
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
 from plait.runner.engine.lease import Liveness, liveness
-from plait.runner.engine.run_options import LEASE_SECONDS
+from plait.runner.engine.run_options import LEASE_SECONDS, StorePlace
 from plait.runner.policies.goal_policy import Loop, Stop
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import age, counted, named_tasks, seconds, tokens
@@ -305,7 +304,7 @@ async def list_waiting(store: Store, run_id: str) -> list[QuestionView]:
     """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
     StoreError, RunNotFound.
     """
-    return await waiting_tasks(await stored_run(store, run_id))
+    return waiting_tasks(await stored_run(store, run_id))
 
 
 def describe_schema(schema: Mapping[str, JsonValue]) -> str:

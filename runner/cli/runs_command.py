@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
 import click
 
+from plait.clock_and_ids import parse_time
 from plait.persistence import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_options import async_command, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, cells, print_line, print_note, print_table
 from plait.runner.client.create_run import KEYED
-from plait.runner.client.store_place import StorePlace, read_only_store
-from plait.runner.domain.asked_question import parse_time
+from plait.runner.client.store_place import read_only_store
+from plait.runner.engine.run_options import StorePlace
+from plait.runner.state.stored_run import read_settings
 from plait.runner.views.event_sentences import age, size, spent_cells, tokens
 from plait.runner.views.read_views import find_runs, run_view
 from plait.runner.views.view_models import RunView, view_json
@@ -113,5 +114,5 @@ async def _key(store: Store, run: RunRecord) -> str:
     settings come all inputs.
     """
     whole = await store.get_run(run.run_id) if run.run_id.startswith(KEYED) and not run.damaged else None
-    key = None if whole is None or whole.damaged else json.loads(whole.settings).get("key")
+    key = None if whole is None or whole.damaged else read_settings(whole).get("key")
     return as_line(key, 40) if isinstance(key, str) else ""

@@ -31,11 +31,12 @@ from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import MAX_RUNS_SEARCHED, open_store
+from plait.runner.client.store_place import MAX_RUNS_SEARCHED
 from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS
+from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, open_store
 from plait.runner.serving.server_token import listen, server_access, url_of
+from plait.runner.state.stored_run import read_settings
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ async def _take_up(runs: Runs, store: Store, wanted: bool) -> None:
 async def _take_up_run(runs: Runs, store: Store, run_id: str) -> None:
     try:
         record = await store.get_run(run_id)
-        if record is not None and json.loads(record.settings).get("posted"):
+        if record is not None and read_settings(record).get("posted"):
             await runs.start(run_id)
             print_note(f"took up run {as_line(run_id)}")
     except RunOwned:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from plait.clock_and_ids import parse_time
 from plait.events import BackendThrottled
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
@@ -32,12 +33,13 @@ from plait.runner.cli.terminal_output import (
     print_section,
     print_table,
 )
-from plait.runner.client.store_place import StorePlace, find_run, find_task, read_only_store, stores_backends
-from plait.runner.domain.asked_question import parse_time
+from plait.runner.client.store_place import find_run, find_task, read_only_store, stores_backends
 from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.engine.lease import shown_status
+from plait.runner.engine.run_options import StorePlace
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
+from plait.runner.state.stored_run import read_settings
 from plait.runner.views.event_sentences import counted, named_tasks, seconds, spent_cells, throttling, tokens
 from plait.runner.views.read_views import (
     budget_view,
@@ -105,7 +107,7 @@ async def _show_run(
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
         budget = await budget_view(store, run, tasks)
-        is_reuse = ReuseFrom.of_settings(json.loads(run.settings)) is not None
+        is_reuse = ReuseFrom.of_settings(read_settings(run)) is not None
         attempts = await store.list_attempts(run.run_id) if is_reuse else ()
         reused = [one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))]
         cut_off = await cut_offs(store, run.run_id) if reused else []
@@ -117,7 +119,7 @@ async def _show_run(
     if as_json:
         del tasks, views  # a large run would be held twice
         shown = view_json(run_detail(run, throttled=throttled, budget=budget))
-        print_json({**shown, "tasks": list(shown_tasks.values()), "settings": json.loads(run.settings)})
+        print_json({**shown, "tasks": list(shown_tasks.values()), "settings": read_settings(run)})
         return
     _print_run(run, tasks, throttled, (reused, cut_off), budget)
     is_whole = not statuses and pattern is None
@@ -203,7 +205,7 @@ def _print_run(
     """Print the run; `reuse` names the tasks with an answer of an earlier run, and those of `cut_offs`."""
     reused, cut_off = reuse
     status = shown_status(run)
-    settings, owner = json.loads(run.settings), run.owner
+    settings, owner = read_settings(run), run.owner
     plan = settings.get("plan")
     print_field("run", run.run_id)
     print_field("name", run.name)

@@ -8,16 +8,16 @@ from typing import Literal, TypeAlias
 
 from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.threads import read_answer
-from plait.clock_and_ids import Clock, iso
+from plait.clock_and_ids import Clock, iso, parse_time
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned, StoreError
 from plait.events import Event, RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
 from plait.json_form import JsonInput, JsonValue, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.asked_question import Asking, OpenQuestion, Way, parse_time
+from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
-from plait.runner.engine.lease import Liveness, liveness, wait_for_expiry, with_lease
+from plait.runner.engine.lease import owner_is_gone, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.adoption import with_detached_turns
 from plait.runner.recovery.given_answers import (
@@ -94,7 +94,7 @@ async def _is_released(config: RunOptions, run: StoredRun, until: float) -> bool
     while config.clock.monotonic() < until:
         await config.clock.sleep(_LOOK_AGAIN_S)
         record = await run.store.get_run(run.record.run_id)
-        if record is None or record.owner is None or liveness(record.owner) is Liveness.DEAD:
+        if record is None or owner_is_gone(record):
             return True
     return False
 
@@ -126,7 +126,7 @@ async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, h
     counts.
     """
     run_id, asking = run.record.run_id, run.state.asking[run.state.dag.position(task_id)]
-    given = await given_answers(run, config.clock.wall())
+    given = given_answers(run, config.clock.wall())
     if task_id in given.answers or task_id in given.late:
         noted = task_id in given.answers and given.answers[task_id].by == "person"
         raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
@@ -140,7 +140,7 @@ async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, h
 async def unanswered_questions(config: RunOptions, run_id: str) -> list[OpenQuestion]:
     """Return the unanswered questions. See `Runs.questions`."""
     run = await stored_run(config.store, run_id)
-    noted = await first_notes(run)
+    noted = first_notes(run)
     return [question for question in open_questions(run) if question.task_id not in noted]
 
 
@@ -158,13 +158,13 @@ async def answer_question(
         if mine is None:
             require_unfailed(run)
             _require_same(run, record, asking, attempt)
-        noted = (await first_notes(run)).get(task_id)
+        noted = first_notes(run).get(task_id)
         if noted is not None and (mine is None or noted.nonce != mine.nonce):
             raise AnswerConflict(too_late(run_id, task_id, asking, noted=True))
         if mine is None and asking.is_late(config.clock.wall()):
             raise AnswerConflict(too_late(run_id, task_id, asking, noted=False))
         owner = run.record.owner
-        if owner is None or liveness(owner) is Liveness.DEAD:
+        if owner_is_gone(run.record):
             try:
                 return await _store_answer(config, run, task_id, asking.checked(value))
             except RunOwned:
@@ -200,7 +200,7 @@ async def _wait_for_news(config: RunOptions, run: StoredRun, task_id: str, ends:
     while owner is not None and config.clock.monotonic() < ends:
         await config.clock.sleep(_LOOK_AGAIN_S)
         now = await store.get_run(run_id)
-        if now is None or now.owner != owner or liveness(owner) is Liveness.DEAD:
+        if now is None or now.owner != owner or owner_is_gone(now):
             return
         while told := await store.list_events(run_id, after):
             if any(event.task_id == task_id for event in told):

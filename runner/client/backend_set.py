@@ -7,7 +7,6 @@ Settings never hold a key: a spec only names the environment variable of the key
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -56,6 +55,7 @@ from plait.runner.plan.plan_models import PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.scheduling.own_limits import RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, default_concurrency
+from plait.runner.state.stored_run import read_settings
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import COMMAND_BACKEND, tasks_within
 
@@ -473,5 +473,5 @@ def stored_concurrency(record: RunRecord) -> int | None:
     """Return how many tasks of the run may be under way at once, as stored with the run. None: as many as the hosts of
     the backends have slots.
     """
-    stored = json.loads(record.settings).get("concurrency", DEFAULT_CONCURRENCY)
+    stored = read_settings(record).get("concurrency", DEFAULT_CONCURRENCY)
     return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY

@@ -5,12 +5,12 @@ from __future__ import annotations
 from plait.clock_and_ids import iso
 from plait.errors import RunOwned
 from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.inbox import cancel_note, is_to_be_cancelled, wake
-from plait.runner.engine.lease import Liveness, is_live, liveness, seems_free, wait_for_expiry
+from plait.runner.engine.inbox import wake
+from plait.runner.engine.lease import is_live, owner_is_gone, seems_free, wait_for_expiry
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.resume import OnUnreached, end_run_on_hosts, finish_cancelling
 from plait.runner.state.attempt_files import kill_orphans
-from plait.runner.state.stored_run import stored_record, stored_run
+from plait.runner.state.stored_run import asks_for_cancel, cancel_note, stored_record, stored_run
 from plait.statuses import RUN_DONE, RunStatus
 
 _LOOK_AGAIN_S = 0.2
@@ -27,8 +27,9 @@ async def cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached:
                 await kill_orphans(store, run_id)  # the cancelling process may have died before
                 await end_run_on_hosts(config, record, record.epoch, on_unreached)
             return RunStatus(record.status)
-        if not told and record.owner is not None and liveness(record.owner) is not Liveness.DEAD:
-            if not await is_to_be_cancelled(store, record):
+        if not (told or owner_is_gone(record)):
+            asked = RunStatus(record.status) is RunStatus.CANCELLING
+            if not (asked or await asks_for_cancel(store, run_id, await store.list_notes(run_id))):
                 await store.send(run_id, cancel_note(record, iso(config.clock.wall())))
             wake(record.owner)
             told = True

@@ -47,7 +47,7 @@ from plait.runner.reuse.earlier_answers import (
 )
 from plait.runner.state.budget import BUDGET, budget_setting, new_budget
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import SETTINGS_FORMAT
+from plait.runner.state.stored_run import SETTINGS_FORMAT, read_settings
 from plait.runner.state.task_files import with_digests
 from plait.safe_text import clean_text
 
@@ -226,7 +226,7 @@ async def create_run(
             raise
         if key is None:
             raise RunExists(f"the store already has a run {run_id!r}; start it, or give another run id") from error
-        stored = json.loads(there.settings)
+        stored = read_settings(there)
         if stored.get("key") != key or stored.get("digest") != kept["digest"]:
             raise KeyConflict(
                 f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG or other settings "
@@ -263,7 +263,7 @@ async def _difference(store: Store, asked: events.RunCreated, run: RunRecord) ->
             return f"task {task.task_id!r} depends on other tasks"
         if (stored.backend, json.loads(stored.spec)) != (task.backend, json.loads(task.spec)):
             return f"task {task.task_id!r} has other fields"
-    stored_settings, settings = json.loads(run.settings), json.loads(asked.settings)
+    stored_settings, settings = read_settings(run), json.loads(asked.settings)
     names = sorted((stored_settings.keys() | settings.keys()) - _NOT_COMPARED)
     different = [name for name in names if stored_settings.get(name) != settings.get(name)]
     said = f"; different are: {', '.join(different)}" if different else ""

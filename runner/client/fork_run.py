@@ -23,7 +23,7 @@ from plait.runner.reuse.earlier_answers import (
     require_tasks,
     unfinished_tasks,
 )
-from plait.runner.state.stored_run import StoredPolicy, StoredRun, stored_run
+from plait.runner.state.stored_run import StoredPolicy, StoredRun, read_settings, stored_run
 from plait.statuses import TaskStatus
 from plait.task import FailureMode, Task, with_prompt
 
@@ -148,7 +148,7 @@ def _reading(run: StoredRun, inputs: Mapping[str, JsonInput]) -> Iterable[str]:
 
 def _settings(run: StoredRun) -> dict[str, Any]:
     """Return the settings of the caller, without those of plait."""
-    stored = json.loads(run.record.settings)
+    stored = read_settings(run.record)
     return {name: value for name, value in stored.items() if name not in RESERVED_SETTINGS}
 
 

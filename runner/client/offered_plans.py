@@ -30,7 +30,7 @@ from plait.runner.plan.plan_models import input_kind
 from plait.runner.plan.plan_positions import MAX_BYTES
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.runner.state.stored_run import StoredPolicy, stored_record
+from plait.runner.state.stored_run import StoredPolicy, read_settings, stored_record
 from plait.task import COMMAND_BACKEND, command_not_allowed, commands_of, is_allowed, tasks_within
 
 _NO_SPECS: Mapping[str, BackendSpec] = {}
@@ -174,7 +174,7 @@ class LocalPlans:
     async def has_made(self, run_id: str) -> bool:
         """Return whether the run was made from one of the plans. Raises RunNotFound."""
         _, record = await stored_record(self._store, run_id)
-        return json.loads(record.settings).get("plan") in {str(path) for path in self._files.values()}
+        return read_settings(record).get("plan") in {str(path) for path in self._files.values()}
 
     async def result_task(self, run_id: str) -> str | None:
         """Return the id of the task whose result is the result of the run, for a goal; None for another run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,9 +14,10 @@ from plait.events import RunReleased
 from plait.persistence.delete_runs import Purged
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
-from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.lease import owner_is_gone
 from plait.runner.reuse.earlier_answers import ReuseFrom
 from plait.runner.state.attempt_files import delete_files, has_sessions
+from plait.runner.state.stored_run import read_settings
 from plait.statuses import RUN_DONE, RunStatus
 
 _ALL = 1 << 31
@@ -75,7 +75,7 @@ async def _released(store: Store, run: RunRecord, now: float, dry_run: bool) -> 
     """Return an ended run without its owner if the owner died, as after a killed `plait continue`. A dry run changes
     the returned value alone, not the store.
     """
-    if RunStatus(run.status) not in RUN_DONE or run.owner is None or liveness(run.owner) is not Liveness.DEAD:
+    if RunStatus(run.status) not in RUN_DONE or run.owner is None or not owner_is_gone(run):
         return run
     if not dry_run:
         try:
@@ -105,7 +105,7 @@ async def earlier_runs_needed(store: Store, runs: Iterable[RunRecord]) -> set[st
     needed: set[str] = set()
     for run in runs:
         if RunStatus(run.status) not in RUN_DONE and (whole := await store.get_run(run.run_id)) is not None:
-            reuse = ReuseFrom.of_settings(json.loads(whole.settings))
+            reuse = ReuseFrom.of_settings(read_settings(whole))
             needed |= set() if reuse is None else {reuse.like}
     return needed
 

@@ -23,7 +23,7 @@ from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
 from plait.runner.engine.worst_case import WorstCases, calls_of
 from plait.runner.reuse.earlier_answers import ReuseFrom
-from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
 from plait.runner.state.task_files import files_of
 from plait.runner.views.view_models import usage_fields
 from plait.task import COMMAND_BACKEND, TEXT, Call, Task
@@ -204,7 +204,7 @@ async def runs_taken_over(run: StoredRun) -> AsyncIterator[StoredRun]:
     """Yield `run`, the run whose answers it took over, and so on as long as they are stored."""
     while True:
         yield run
-        reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
+        reuse = ReuseFrom.of_settings(read_settings(run.record))
         if reuse is None:
             return
         try:

@@ -42,7 +42,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.drawing.dag_picture import coordinates
 from plait.runner.engine.checkpointer import unbounded
 from plait.runner.engine.event_feed import LiveText, TextPiece
-from plait.runner.engine.inbox import LOOK_EVERY_S, is_to_be_cancelled
+from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
@@ -211,9 +211,7 @@ class Runs:
         """Open the backends of a run that has been read. Yield the run, to be continued in its own `async with`, and
         the options with its backends. Raises PlaitError.
         """
-        need = Need.RETRY if how.retry_failed else Need.RESUME
-        if await is_to_be_cancelled(run.store, run.record):
-            need = Need.CANCEL
+        need = Need.CANCEL if run.to_be_cancelled else Need.RETRY if how.retry_failed else Need.RESUME
         async with self._backends_of(run.record.run_id, need, run=run) as options:
             yield continued_run(options, run.record.run_id, how, run), options
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from plait.backends.extras import install_command
 from plait.errors import InvalidRequest, RunNotFound, StoreUnusable, TaskNotFound, nearest
-from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.engine.lease import shown_status
+from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
 from plait.runner.reuse.earlier_answers import is_try
-from plait.safe_text import SCHEMES, masked_address
+from plait.runner.state.stored_run import read_settings
+from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
-
-if TYPE_CHECKING:
-    from plait.persistence import PostgresStore
-
-AnyStore: TypeAlias = "SQLiteStore | PostgresStore"
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
 
@@ -29,67 +21,22 @@ MAX_RUNS_SEARCHED = 10_000
 """Number of runs searched for the beginning of an id."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The address of a server that keeps runs. As text, its password is replaced by `***`."""
-
-    dsn: str = field(repr=False)
-
-    def __str__(self) -> str:
-        return masked_address(self.dsn)
-
-
-StorePlace: TypeAlias = Path | ServerAddress
-"""The file of a store, or the address of a server."""
-
-
-def store_place(text: str) -> StorePlace:
-    """Return the place that `--store` or PLAIT_STORE names."""
-    return ServerAddress(text) if text.startswith(SCHEMES) else Path(text)
-
-
-def is_utf8(value: str) -> bool:
-    """Return whether an argument can be stored. Bytes that are not UTF-8 arrive as lone surrogates."""
-    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
-
-
 def read_only_store(place: StorePlace) -> AnyStore:
     """Return the store at `place`, to be read only."""
+    _check_default_store(place)
     return open_store(place, "read")
 
 
 def existing_store(place: StorePlace) -> AnyStore:
     """Return the store at `place`, which has to exist."""
+    _check_default_store(place)
     return open_store(place, "existing")
 
 
-def open_store(place: StorePlace, mode: Literal["create", "existing", "read"] = "create") -> AnyStore:
-    """Return the store at `place`, a SQLite file or a PostgreSQL database, which `async with` opens."""
-    if isinstance(place, Path):
-        if mode != "create":
-            _check_default_store(place)
-        return SQLiteStore(place, mode=mode)
-    return open_server(place, mode)
-
-
-def open_server(place: ServerAddress, mode: Literal["create", "existing", "read"] = "create") -> PostgresStore:
-    """Return the store on the server. Raises InvalidRequest without the driver."""
-    if find_spec("asyncpg") is None:
-        raise InvalidRequest(
-            f"a store on a PostgreSQL server needs the extra `postgres`; run: {install_command('postgres')}"
-        )
-    from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
-
-    try:
-        return PostgresStore(place.dsn, mode=mode)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
-
-
-def _check_default_store(path: Path) -> None:
-    if path == DEFAULT_STORE and not path.exists():
+def _check_default_store(place: StorePlace) -> None:
+    if place == DEFAULT_STORE and not DEFAULT_STORE.exists():
         raise StoreUnusable(
-            f"there is no store {path} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another"
+            f"there is no store {DEFAULT_STORE} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another"
         )
 
 
@@ -131,7 +78,7 @@ async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> Run
 async def _last_run(store: Store) -> RunRecord:
     for most in (1, MAX_RUNS_SEARCHED):
         for listed in await store.list_runs(most):
-            if (run := await store.get_run(listed.run_id)) is not None and not is_try(json.loads(run.settings)):
+            if (run := await store.get_run(listed.run_id)) is not None and not is_try(read_settings(run)):
                 return run
     raise RunNotFound("the store has no runs yet; `plait run PLAN` makes one")
 
@@ -150,7 +97,7 @@ async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
         run = await store.get_run(listed.run_id)
         if run is None:
             continue
-        settings: dict[str, Any] = json.loads(run.settings)
+        settings = read_settings(run)
         if is_try(settings):
             continue
         if settings.get("plan") == path and not settings.get("posted"):
@@ -179,7 +126,7 @@ def stores_backends(run: RunRecord) -> bool:
     """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
     runs can be resumed by the command. `run` includes its settings.
     """
-    settings = json.loads(run.settings)
+    settings = read_settings(run)
     kinds = {"backends": dict, "default_backend": str, "folder": str}
     return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
 
@@ -192,8 +139,8 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     refused: RunRecord | None = None
     for run in await store.list_runs(MAX_RUNS_SEARCHED):
         if not run.damaged and shown_status(run) in wanted:
-            found = await find_run(store, run.run_id)
-            if stores_backends(found):
+            found = await store.get_run(run.run_id)
+            if found is not None and stores_backends(found):
                 return found
             refused = refused or found
     if refused is not None:  # `resume` prints the reason

@@ -72,7 +72,15 @@ from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.budget import BUDGET
-from plait.runner.state.stored_run import StoredPolicy, StoredRun, decode_task, has_ended, placed_attempts, stored_run
+from plait.runner.state.stored_run import (
+    StoredPolicy,
+    StoredRun,
+    decode_task,
+    has_ended,
+    placed_attempts,
+    read_settings,
+    stored_run,
+)
 from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
 from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_within
 
@@ -138,7 +146,7 @@ class StoredBackends:
                 "resume the run from Python: ParallelRunner(...).resume(run_id); or name a plan file that names them "
                 "by the same names: --backends FILE"
             )
-        settings = json.loads(run.settings)
+        settings = read_settings(run)
         specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
         plan = settings.get("plan") if files.plan is None else files.plan.resolve()
         replacements = {} if given is None else {name: spec for name, spec in given.specs.items() if name in specs}
@@ -444,6 +452,8 @@ class TrustedBackends:
         self._note = note
         self._concurrency = concurrency
         self._options = options
+        self._last: tuple[RunRecord, StoredBackends] | None = None
+        """The run asked about last, and its backends: whoever resumes a run asks more than once."""
         self._without = RunOptions(store=store, concurrency=concurrency, **options)
         assert self._without.store is not None
         self._store = self._without.store
@@ -454,7 +464,9 @@ class TrustedBackends:
 
     def of(self, run: RunRecord) -> StoredBackends:
         """Return the backends of `run`, none of them opened. Raises InvalidRequest."""
-        return StoredBackends.of(run, self._files)
+        if self._last is None or self._last[0] is not run:
+            self._last = run, StoredBackends.of(run, self._files)
+        return self._last[1]
 
     @asynccontextmanager
     async def for_run(
@@ -499,7 +511,7 @@ class TrustedBackends:
         backends = {**fork.settings.get("backends", {}), **cast("dict[str, Any]", now["backends"])}
         fork = replace(fork, settings={**now, **fork.settings, "backends": backends})
         async with AsyncExitStack() as stack:
-            stored_limit = json.loads(record.settings).get(BUDGET, {})
+            stored_limit = read_settings(record).get(BUDGET, {})
             money = {"budget": stored_limit.get("usd"), "unpriced": stored_limit.get("unpriced", False)}
             options = await self._opened(stack, record, backend_set, list(backend_set.specs), **money)
             yield Runs(options), fork, backend_set
@@ -643,7 +655,7 @@ def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator
     """Yield the keys of the plan file at `path` that differ from the stored run. Values of inputs are not compared, as
     --set may have given them. Raises PlanError, InvalidRequest.
     """
-    digest = json.loads(run.record.settings).get("plan_sha256")
+    digest = read_settings(run.record).get("plan_sha256")
     if digest is not None and digest == plan_digest(path):
         return
     plan = _plan_now(run, stored, path)
@@ -661,7 +673,7 @@ def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator
     elif kind == "tasks":
         yield from _changed_tasks(plan, run.tasks)
     growth = None if plan.dag.growth is None else asdict(plan.dag.growth)
-    if growth != json.loads(run.record.settings).get("growth"):
+    if growth != read_settings(run.record).get("growth"):
         yield "growth"
     if now != before and kind == _given_by(before):
         yield "follow_ups" if kind == "tasks" else kind
@@ -669,7 +681,7 @@ def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator
 
 def _plan_now(run: StoredRun, stored: StoredBackends, path: Path) -> Plan | None:
     """Return the plan in the file with the inputs of the run; None if the tasks of the run did not come from a file."""
-    settings = json.loads(run.record.settings)
+    settings = read_settings(run.record)
     if settings.get("posted") or settings.get("plan") is None:
         return None
     pilot = settings.get("growth", {}).get("pilot")

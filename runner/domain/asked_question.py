@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from plait.backends.output_schema import Mismatch, Schema
+from plait.clock_and_ids import parse_time
 from plait.dialogue import Question
 from plait.errors import BackendError, PlaitError
 from plait.json_form import JsonInput, JsonValue
@@ -185,8 +185,3 @@ def _short(text: str) -> str:
 
 OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]
 """Callback that answers a question in the process executing the run; None defers to other ways of answering."""
-
-
-def parse_time(at: str) -> float:
-    """Return the Unix time of a stored timestamp."""
-    return datetime.fromisoformat(at).timestamp()  # strptime takes a hundred times as long

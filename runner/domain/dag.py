@@ -39,8 +39,8 @@ class DAG:
 
     - `inputs`: JSON values for every prompt, by name.
     - `growth`: limits on the tasks added during a run; the limits of the runner apply too.
-    - `gathered`: only for stored graphs: the ids of the parts of each expanded `for_each` task.
-    - `plan`: only for stored graphs: a graph with some of the same tasks, which are not checked one by one again.
+    - `gathered`: only for stored graphs, whose tasks were checked one by one before they were stored: the ids of the
+      parts of each expanded `for_each` task.
 
     Raises DAGError with all mistakes at once, and TypeError for anything that is no Task.
     """
@@ -53,7 +53,6 @@ class DAG:
         inputs: Mapping[str, JsonInput] | None = None,
         growth: GrowthLimits | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
-        plan: DAG | None = None,
     ) -> None:
         self.name = name
         self.growth = growth
@@ -83,7 +82,7 @@ class DAG:
         if any(task.repeat != 1 for task in tasks):
             tasks = with_samples(tasks)
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
-        problems += self._append(tasks, gathered or {}, plan)
+        problems += self._append(tasks, gathered)
         if gathered is None:  # stored graphs contain generated parts
             lists = for_each_targets(tasks)
             problems += [
@@ -186,9 +185,7 @@ class DAG:
         over = self.tasks[position].for_each
         return other in self._expanded and over is not None and over == self.tasks[other].for_each
 
-    def _append(
-        self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None, plan: DAG | None = None
-    ) -> list[Problem]:
+    def _append(self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None) -> list[Problem]:
         start = len(self.tasks)
         self.tasks += tasks
         self.joins_any = self.joins_any or any(task.join == "any" for task in tasks)
@@ -202,7 +199,7 @@ class DAG:
             dependencies=self.dependencies,
             dependents=self.dependents,
         )
-        problems = checks.ids() + checks.link(() if plan is None else plan.tasks)
+        problems = checks.ids() + checks.link(checked=gathered is not None)
         self.dependents += [()] * len(tasks)
         added: dict[int, list[int]] = {}
         for position in range(start, len(self.tasks)):

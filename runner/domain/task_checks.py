@@ -178,12 +178,11 @@ class Checks:
             return f"id {task_id!r} is the name of an input; call the task something else"
         return None
 
-    def link(self, checked: Iterable[Task]) -> list[Problem]:
-        """Resolve names to positions. Return the problems of all fields but ids, aliases, prompts and conditions. Tasks
-        in `checked` have none by themselves.
+    def link(self, *, checked: bool) -> list[Problem]:
+        """Resolve names to positions. Return the problems of all fields but ids, aliases, prompts and conditions; of
+        `checked` tasks, only the unknown names.
         """
         problems: list[Problem] = []
-        known = set(map(id, checked))
         for position, task in enumerate(self._tasks):
             upstream: dict[int, None] = {}
             for index, name in enumerate(task.upstream):
@@ -192,7 +191,7 @@ class Checks:
                     problems.append(self._unknown(task, position, index, name))
                 else:
                     upstream[other] = None
-            if id(task) not in known:
+            if not checked:
                 problems += (
                     Problem(message, task.id, field, None, position) for field, message in self._field_problems(task)
                 )

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from plait.clock_and_ids import parse_time
 from plait.events import BackendThrottled, HostAway
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, may_start

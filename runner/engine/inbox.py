@@ -2,9 +2,6 @@
 
 The owner reads a note within a second, or within 5 seconds if a server's notification is lost: the owner polls a local
 store, and a server notifies the owner of a note. A sender in the owner's own process wakes the owner instead (`wake`).
-
-A cancel request carries the number of the last change of the run that the sender had read. If the run has ended since,
-the request is void: a late request must not cancel a run that a person has reopened. No clocks are compared.
 """
 
 from __future__ import annotations
@@ -18,37 +15,22 @@ from dataclasses import dataclass
 import anyio
 import anyio.abc
 
+from plait.clock_and_ids import parse_time
 from plait.errors import PlaitError, StoreError
-from plait.events import RUN_ENDS, Owner
+from plait.events import Owner
 from plait.json_form import JsonInput, JsonValue, to_json
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import Note, NoteRecord, RunRecord
+from plait.persistence.store_records import Note, NoteRecord
 from plait.program_log import logger
-from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion, parse_time
+from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion
 from plait.runner.engine.checkpointer import Cancels, server_of
 from plait.runner.engine.live_run import LiveRun
-from plait.statuses import RUN_DONE, RunStatus
+from plait.runner.state.stored_run import asks_for_cancel
 
 LOOK_EVERY_S = 1.0
 """Seconds between two reads of the inbox by the owner, unless a server notifies the owner."""
-CANCEL = "cancel"
-"""The kind of note that requests the cancellation of the run."""
-
 ANSWER = "answer"
 """The kind of note that answers the question of a task."""
-
-
-def cancel_note(record: RunRecord, at: str) -> Note:
-    """Return the note that requests the cancellation of the run in the state of `record`."""
-    return Note(CANCEL, at, body=to_json({"seq": record.last_seq}))
-
-
-async def is_to_be_cancelled(store: Store, record: RunRecord) -> bool:
-    """Return whether the run has not ended and a cancellation is requested. Raises StoreError."""
-    status = RunStatus(record.status)
-    if status in RUN_DONE or status is RunStatus.CANCELLING:
-        return status is RunStatus.CANCELLING
-    return await _asks_for_cancel(store, record.run_id, await store.list_notes(record.run_id))
 
 
 class Inbox:
@@ -100,7 +82,7 @@ class Inbox:
             await self._sleep()
             notes = await self._new_notes()
             try:
-                if await _asks_for_cancel(self._store, self._run_id, notes):
+                if await asks_for_cancel(self._store, self._run_id, notes):
                     return
             except StoreError as error:
                 self._log_failure(error)
@@ -188,27 +170,6 @@ def answer_in(note: NoteRecord) -> AnswerNote | None:
         return AnswerNote(note.task_id, int(body["attempt"]), body["value"], note.at, str(body["nonce"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-
-
-async def _asks_for_cancel(store: Store, run_id: str, notes: Sequence[NoteRecord]) -> bool:
-    seen = max((_seen(note) for note in notes if note.kind == CANCEL), default=None)
-    return seen is not None and not await _ended_since(store, run_id, seen)
-
-
-def _seen(note: NoteRecord) -> int:
-    """Return the number of the last change that the sender had read; 0 if the note does not say."""
-    try:
-        return int(json.loads(note.body)["seq"])
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return 0
-
-
-async def _ended_since(store: Store, run_id: str, seq: int) -> bool:
-    while events := await store.list_events(run_id, seq):
-        if any(event.kind in RUN_ENDS for event in events):
-            return True
-        seq = events[-1].seq
-    return False
 
 
 class PendingQuestions:

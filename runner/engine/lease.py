@@ -14,13 +14,12 @@ import anyio
 
 from plait import events
 from plait.backends.process.process_table import boot_id, start_time
-from plait.clock_and_ids import Clock, iso
+from plait.clock_and_ids import Clock, iso, parse_time
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
 from plait.events import Event, LeaseRenewed, Owner, RunClaimed, RunReleased
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.checkpointer import Checkpointer, WritePosition, server_of
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import RunOptions
@@ -80,9 +79,14 @@ def liveness(owner: Owner) -> Liveness:
     return Liveness.ALIVE
 
 
+def owner_is_gone(run: RunRecord) -> bool:
+    """Return whether the run has no owner, or one whose process is known to be dead."""
+    return run.owner is None or liveness(run.owner) is Liveness.DEAD
+
+
 def seems_free(run: RunRecord) -> bool:
     """Return whether no process seems to run the run. Not enough for a claim: an owner that is late may still go on."""
-    return run.owner is None or run.lease_has_expired or liveness(run.owner) is Liveness.DEAD
+    return run.lease_has_expired or owner_is_gone(run)
 
 
 def shown_status(run: RunRecord) -> RunStatus:
@@ -139,7 +143,7 @@ async def short_claim_ends(options: RunOptions, store: Store, run_id: str) -> bo
     """
     until = options.clock.monotonic() + _SHORT_S
     while (record := await store.get_run(run_id)) is not None:
-        if record.owner is None or liveness(record.owner) is Liveness.DEAD:
+        if record.owner is None or owner_is_gone(record):
             return True
         executes = RunStatus(record.status) in UNDER_WAY and not _may_be_short(options, store, record.owner, run_id)
         if executes or options.clock.monotonic() >= until:

@@ -12,12 +12,12 @@ from typing import Literal, TypeAlias
 
 from plait import events
 from plait.backends.backend_protocol import Abilities, Reply
-from plait.clock_and_ids import iso
+from plait.clock_and_ids import iso, parse_time
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind, PlanError, PromptError
 from plait.json_form import JsonValue, to_json
 from plait.program_log import logger
-from plait.runner.domain.asked_question import Asking, Way, parse_time
+from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.votes import decide
 from plait.runner.engine import growth

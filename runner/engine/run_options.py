@@ -14,8 +14,11 @@ import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
@@ -26,10 +29,11 @@ from plait.backends.backend_protocol import (
     PlacedBackend,
     answer_key,
 )
+from plait.backends.extras import install_command
 from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
-from plait.errors import BackendMissing, BackendUnavailable, DAGError, Problem, nearest
+from plait.errors import BackendMissing, BackendUnavailable, DAGError, InvalidRequest, Problem, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.asked_question import OnQuestion
@@ -40,7 +44,7 @@ from plait.runner.engine.checkpointer import bounded
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
 from plait.runner.scheduling.slots import Account, SlotPool, default_concurrency
 from plait.runner.state.budget import check_budget
-from plait.safe_text import SCHEMES
+from plait.safe_text import SCHEMES, masked_address
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import (
     COMMAND_BACKEND,
@@ -119,11 +123,59 @@ CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_GROWTH = GrowthLimits()
 
 
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The address of a server that keeps runs. As text, its password is replaced by `***`."""
+
+    dsn: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return masked_address(self.dsn)
+
+
+StorePlace: TypeAlias = Path | ServerAddress
+"""The file of a store, or the address of a server."""
+AnyStore: TypeAlias = "SQLiteStore | PostgresStore"
+
+
+def store_place(text: str) -> StorePlace:
+    """Return the place that `--store` or PLAIT_STORE names."""
+    return ServerAddress(text) if text.startswith(SCHEMES) else Path(text)
+
+
+def open_store(
+    place: StorePlace | str | os.PathLike[str], mode: Literal["create", "existing", "read"] = "create"
+) -> AnyStore:
+    """Return the store at `place`, a SQLite file or a PostgreSQL database, which `async with` opens. Raises
+    InvalidRequest without the driver.
+    """
+    if isinstance(place, ServerAddress):
+        return open_server(place, mode)
+    from plait.persistence.sqlite_store import SQLiteStore  # noqa: PLC0415 - not needed by every run
+
+    return SQLiteStore(place, mode=mode)
+
+
+def open_server(place: ServerAddress, mode: Literal["create", "existing", "read"] = "create") -> PostgresStore:
+    """Return the store on the server, which `async with` opens. Raises InvalidRequest without the driver."""
+    if find_spec("asyncpg") is None:
+        raise InvalidRequest(
+            f"a store on a PostgreSQL server needs the extra `postgres`; run: {install_command('postgres')}"
+        )
+    from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
+
+    try:
+        return PostgresStore(place.dsn, mode=mode)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
 class OwnStore:
     """The store at `place`. A store that is no address is opened and closed by its owner, and `opened` does nothing."""
 
     def __init__(self, place: StoreOrPlace | None) -> None:
-        self._own = _store_at(place) if isinstance(place, str | os.PathLike) else None
+        named = ServerAddress(place) if isinstance(place, str) and place.startswith(SCHEMES) else place
+        self._own = open_store(named) if isinstance(named, str | os.PathLike | ServerAddress) else None
         self.store: Store | None = self._own or cast("Store | None", place)
         self._users = 0
         self._lock = anyio.Lock()
@@ -146,16 +198,6 @@ class OwnStore:
                     self._users -= 1
                     if not self._users:
                         await self._own.close()
-
-
-def _store_at(place: str | os.PathLike[str]) -> SQLiteStore | PostgresStore:
-    if isinstance(place, str) and place.startswith(SCHEMES):
-        from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
-
-        return PostgresStore(place)
-    from plait.persistence.sqlite_store import SQLiteStore  # noqa: PLC0415 - not needed by every run
-
-    return SQLiteStore(place)
 
 
 class RunOptions:

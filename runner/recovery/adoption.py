@@ -18,10 +18,10 @@ from anyio.to_thread import run_sync
 
 from plait import events
 from plait.backends.backend_protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
+from plait.clock_and_ids import parse_time
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
-from plait.runner.domain.asked_question import parse_time
-from plait.runner.engine.lease import Liveness, liveness
+from plait.runner.engine.lease import owner_is_gone
 from plait.runner.engine.live_run import AdoptedAttempt
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.resume_plan import outlives
@@ -44,8 +44,7 @@ async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
     if not turns and not placed:
         return run
     detached = await run_sync(_inspect, turns)
-    owner = run.record.owner
-    if owner is not None and liveness(owner) is not Liveness.DEAD:
+    if not owner_is_gone(run.record):
         # The owner may only be suspended, and ends its child processes after waking up: do not adopt running attempts.
         # The sessions and replies in the files are valid all the same.
         detached = {

@@ -44,14 +44,14 @@ def open_questions(run: StoredRun) -> Iterator[OpenQuestion]:
         yield OpenQuestion.of(run.record.run_id, record.task_id, record.attempt, asking)
 
 
-async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> ReceivedAnswers:
+def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> ReceivedAnswers:
     """Return the answers at Unix time `now`; `own` holds the answers of the caller, by task id.
 
     The first answer counts. Raises AnswerConflict if an answer in `own` comes after another answer or after the
-    deadline, PlaitError if an answer in `own` is invalid, and StoreError.
+    deadline, and PlaitError if an answer in `own` is invalid.
     """
     own = own or {}
-    noted = await first_notes(run)
+    noted = first_notes(run)
     answers: dict[str, ReceivedAnswer] = {}
     late: set[str] = set()
     for position, asking in run.state.asking.items():
@@ -69,12 +69,10 @@ async def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput]
     return ReceivedAnswers(answers, frozenset(late))
 
 
-async def first_notes(run: StoredRun) -> dict[str, AnswerNote]:
+def first_notes(run: StoredRun) -> dict[str, AnswerNote]:
     """Return the first valid answer in the inbox sent before the deadline, by task id, for each open question."""
-    if not run.state.asking:
-        return {}
     noted: dict[str, AnswerNote] = {}
-    for note in filter(None, map(answer_in, await run.store.list_notes(run.record.run_id))):
+    for note in filter(None, map(answer_in, run.notes if run.state.asking else ())):
         if note.task_id not in noted and note.task_id in run.state.dag and _fits(run, note):
             noted[note.task_id] = note
     return noted

@@ -4,7 +4,6 @@ continue loaded; executed, and on with what the store has taken.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,8 @@ from math import inf
 from typing import TypeAlias
 
 from plait import events
-from plait.clock_and_ids import iso
+from plait.backends.backend_protocol import DetachedBackend, PlacedBackend
+from plait.clock_and_ids import iso, parse_time
 from plait.errors import (
     BackendError,
     ErrorKind,
@@ -27,13 +27,20 @@ from plait.errors import (
 from plait.events import TASK_RESULTS
 from plait.json_form import JsonInput
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.domain.asked_question import Way, parse_time
+from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult, html_table
 from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.inbox import is_to_be_cancelled
-from plait.runner.engine.lease import Liveness, acquire, liveness, short_claim_ends, unregister, wait_for_expiry
+from plait.runner.engine.lease import (
+    Liveness,
+    acquire,
+    liveness,
+    owner_is_gone,
+    short_claim_ends,
+    unregister,
+    wait_for_expiry,
+)
 from plait.runner.engine.live_run import AdoptedAttempt, LiveRun, Run
 from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
 from plait.runner.engine.run_lifecycle import Diverged, execute_run, note_cancelled
@@ -67,9 +74,11 @@ from plait.runner.state.stored_run import (
     needs_no_work,
     next_tries,
     read_policy_state,
+    read_settings,
     require_unfailed,
     stored_run,
     unfinished_on_hosts,
+    with_notes,
     with_prompts,
 )
 from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
@@ -132,11 +141,15 @@ async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> Res
     ended = needs_no_work(run, how.retry_failed)
     decided = policy_state_of(run, how.retry_failed and not ended)
     received, now = ReceivedAnswers(), options.clock.wall()
-    cancelled = await is_to_be_cancelled(run.store, run.record)
+    if run.state.asking or not owner_is_gone(run.record):  # notes may have come since the run was read
+        run = await with_notes(run)
+    cancelled = run.to_be_cancelled
     if not cancelled:
-        if decided.end is None:
+        outlive = any(isinstance(each, DetachedBackend | PlacedBackend) for each in options.backends.values())
+        if outlive and decided.end is None:
             run = await with_detached_turns(options, run)
-        received = _with_budget(options, run, await given_answers(run, now, how.answers))
+        if run.state.asking:
+            received = _with_budget(options, run, given_answers(run, now, how.answers))
     evidence = _evidence(run, received)
     if cancelled:
         steps = steps_of_cancelled(run.tasks)
@@ -308,7 +321,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         else:
             event = _apply_step(run, position, step, at, how.prompts.get(step.task_id))
         if event is not None:
-            new_events += [*session_event(run, position, at), event]
+            new_events += [*(session_event(run, position, at) if run.detached else ()), event]
     budget = await _budget(options, run, raises, at)
     new_events += raises
     is_unchanged = not new_events
@@ -365,7 +378,7 @@ async def _budget(options: RunOptions, run: StoredRun, raises: list[events.Budge
     """Return the budget of the run, with `raises` and, if it is higher, with the one of `options`, which is added to
     `raises`. None without a limit. Raises StoreError.
     """
-    settings, given = json.loads(run.record.settings), options.budget
+    settings, given = read_settings(run.record), options.budget
     budget = await stored_budget(run.store, run.record.run_id, settings, run.state.dag, is_limited=given is not None)
     if budget is None:
         return None
@@ -383,7 +396,7 @@ async def earlier_answers(options: RunOptions, run: StoredRun) -> EarlierAnswers
 
     Raises RunNotResumable for a fork that may not have taken over all kept results, if the earlier run is deleted.
     """
-    settings, dag, now = json.loads(run.record.settings), run.state.dag, options.clock.wall()
+    settings, dag, now = read_settings(run.record), run.state.dag, options.clock.wall()
     if REUSE not in settings and not dag.caches:
         return None
     reuse = ReuseFrom.of_settings(settings)

@@ -288,7 +288,7 @@ def _under_way(task: Task, record: TaskRecord, *, died: bool) -> ResumeStep:
 
 def _from_where(record: TaskRecord) -> str:
     """Return the end of the reason for starting over: a sent answer is sent again."""
-    begun = any(answered.way is Way.REPLY for answered in answers_of(record.answers))
+    begun = record.answers and any(answered.way is Way.REPLY for answered in answers_of(record.answers))
     return "; the answer to the question is sent again" if begun else ""
 
 

@@ -16,23 +16,22 @@ is an answer given by a person.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.threads import read_answer
+from plait.clock_and_ids import parse_time
 from plait.dialogue import Message
 from plait.errors import BackendError, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest
 from plait.json_form import JsonValue, to_json, value
 from plait.persistence.store_protocol import Store
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.reuse.answer_keys import AnswerKeys, have_same_answer, have_same_identity, settings_of, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_conversations import own_messages, sent_prompt
-from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import Task
 
@@ -269,7 +268,7 @@ async def load_earlier_answers(
 
 def stored_answer_keys(run: StoredRun) -> Mapping[str, JsonValue]:
     """Return the answer keys of the backends of a stored run, by name."""
-    keys: Mapping[str, JsonValue] | None = json.loads(run.record.settings).get(ANSWER_KEYS)
+    keys: Mapping[str, JsonValue] | None = read_settings(run.record).get(ANSWER_KEYS)
     return keys or {}
 
 
@@ -390,7 +389,7 @@ async def _asked_persons(run: StoredRun) -> set[int]:
     """Return the completed tasks with an answer of a person, in this run or kept from an earlier run. Raises
     StoreError.
     """
-    state, reuse = run.state, ReuseFrom.of_settings(json.loads(run.record.settings))
+    state, reuse = run.state, ReuseFrom.of_settings(read_settings(run.record))
     persons = {position for position in state.answers if state.statuses[position] is TaskStatus.COMPLETED}
     if reuse is not None and (reuse.roots is not None or reuse.keep_answers):
         attempts = await run.store.list_attempts(run.record.run_id)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
-from plait.runner.client.store_place import StorePlace
+from plait.runner.engine.run_options import StorePlace
 from plait.runner.serving.http_guard import SignIn
 
 _TOKEN_BYTES = 32

@@ -8,9 +8,11 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from plait.backends.backend_protocol import DetachedTurn
+from plait.clock_and_ids import parse_time
 from plait.errors import (
     ErrorKind,
     PlaitError,
@@ -21,12 +23,11 @@ from plait.errors import (
     TaskNotFound,
     nearest,
 )
-from plait.events import NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TasksAdded
+from plait.events import RUN_ENDS, NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TasksAdded
 from plait.failpoints import reached
 from plait.json_form import JsonValue, to_json
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import parse_time
+from plait.persistence.store_records import AttemptRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.state.run_state import RunState
@@ -35,6 +36,17 @@ from plait.task import GrowthLimits, Task, read_spec, with_prompt
 
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
+
+
+def read_settings(run: RunRecord) -> Mapping[str, Any]:
+    """Return the settings of a run, which are parsed once for all who ask. Raises ValueError if they are damaged."""
+    return _parse_settings(run.settings)
+
+
+@lru_cache(maxsize=1)
+def _parse_settings(text: str) -> Mapping[str, Any]:
+    settings: Mapping[str, Any] = json.loads(text)
+    return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,10 @@ class StoredRun:
     tasks: tuple[TaskRecord, ...]
     state: RunState
     """The state loaded from `tasks`."""
+    notes: Sequence[NoteRecord] = ()
+    """The inbox of a run that has not ended, or has an open question."""
+    to_be_cancelled: bool = False
+    """Whether the run has not ended, and somebody has asked for its cancellation."""
     detached: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
     """The states of attempts recorded as running, read from files, by task id: see `recovery/adoption.py`."""
 
@@ -82,7 +98,7 @@ class StoredPolicy:
     @classmethod
     def of(cls, record: RunRecord) -> StoredPolicy | None:
         """Return the policy of the run; None for a run without a policy. `record` must include the settings."""
-        stored = json.loads(record.settings).get("policy")
+        stored = read_settings(record).get("policy")
         return None if stored is None else cls(stored["kind"], stored["settings"])
 
 
@@ -155,7 +171,48 @@ async def stored_run(
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
         state = RunState(dag, tasks, usage=usage)
     reached("resume.read")
-    return StoredRun(store, record, tasks, state)
+    return await with_notes(StoredRun(store, record, tasks, state))
+
+
+async def with_notes(run: StoredRun) -> StoredRun:
+    """Return the run with its inbox as it is now. Raises StoreError."""
+    if (ended := run.status in RUN_DONE) and not run.state.asking:
+        return run
+    run_id = run.record.run_id
+    notes = await run.store.list_notes(run_id)
+    asked = not ended and (run.status is RunStatus.CANCELLING or await asks_for_cancel(run.store, run_id, notes))
+    return replace(run, notes=notes, to_be_cancelled=asked)
+
+
+CANCEL = "cancel"
+"""The kind of note that requests the cancellation of the run."""
+
+
+def cancel_note(record: RunRecord, at: str) -> Note:
+    """Return the note that requests the cancellation of the run in the state of `record`.
+
+    It carries the number of the last change of the run that the sender has read. If the run has ended since, the
+    request is void: a late request must not cancel a run that a person has reopened. No clocks are compared.
+    """
+    return Note(CANCEL, at, body=to_json({"seq": record.last_seq}))
+
+
+async def asks_for_cancel(store: Store, run_id: str, notes: Sequence[NoteRecord]) -> bool:
+    """Return whether a valid request to cancel the run is among its `notes`. Raises StoreError."""
+    seen = max((_seen(note) for note in notes if note.kind == CANCEL), default=None)
+    while seen is not None and (events := await store.list_events(run_id, seen)):
+        if any(event.kind in RUN_ENDS for event in events):
+            return False
+        seen = events[-1].seq
+    return seen is not None
+
+
+def _seen(note: NoteRecord) -> int:
+    """Return the number of the last change that the sender had read; 0 if the note does not say."""
+    try:
+        return int(json.loads(note.body)["seq"])
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return 0
 
 
 def with_prompts(run: StoredRun, prompts: Mapping[str, str]) -> StoredRun:
@@ -317,13 +374,13 @@ def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...], plan: DAG | None =
     the run is damaged, or is stored in another format.
     """
     try:
-        settings = cast("Mapping[str, Any]", json.loads(run.settings))
+        settings = read_settings(run)
         if (found := settings.get("format")) != SETTINGS_FORMAT:
             raise _of_another_format(run, found)
         growth = GrowthLimits(**settings["growth"]) if "growth" in settings else None
         mine = [decode_task(record) if (same := _same(record, plan)) is None else same for record in tasks]
         inputs = settings.get("inputs", {})
-        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks), plan=plan)
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"the stored data of run {run.run_id!r} is damaged ({error}); restore a copy of the store"

@@ -12,9 +12,10 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from plait import events
+from plait.clock_and_ids import parse_time
 from plait.errors import ErrorKind
 from plait.json_form import as_json, from_json
-from plait.runner.domain.asked_question import answers_of, parse_time
+from plait.runner.domain.asked_question import answers_of
 from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time
 from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.recovery.given_answers import DECLARED_FAILED

@@ -16,12 +16,11 @@ from typing import Any
 
 import anyio.to_thread
 
-from plait.clock_and_ids import Clock
+from plait.clock_and_ids import Clock, parse_time
 from plait.events import TasksAdded
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.domain.dag import group_of
 from plait.runner.domain.wait_reasons import WaitReason, Waits
 from plait.runner.engine.lease import shown_status

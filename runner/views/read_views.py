@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 
-from plait.clock_and_ids import Clock, iso
+from plait.clock_and_ids import Clock, iso, parse_time
 from plait.errors import PlaitError, StoreError, TaskNotFound
 from plait.events import OWN_LIMITS, BackendThrottled, HostAway, RunCreated, RunResumed, TasksAdded
 from plait.json_form import from_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import Way, answers_of, asking_of, parse_time
+from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.lease import liveness, shown_status
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
@@ -31,6 +31,7 @@ from plait.runner.state.stored_run import (
     next_tries,
     placed_attempts,
     read_policy_state,
+    read_settings,
     stored_record,
     stored_run,
 )
@@ -92,7 +93,7 @@ async def budget_view(store: Store, run: RunRecord, tasks: Sequence[TaskRecord])
     """Return the money of the run, whose `tasks` may have limits of their own; None without a limit. Raises
     StoreError.
     """
-    settings = json.loads(run.settings)
+    settings = read_settings(run)
     limited = [decode_task(one) for one in tasks if '"max_cost"' in one.spec]
     budget = await stored_budget(store, run.run_id, settings, limited)
     return None if budget is None else BudgetView.of(budget)
@@ -188,7 +189,7 @@ async def read_waits(
             shown_status(run),
             dag,
             statuses=statuses,
-            limits=stored_limits(json.loads(run.settings)),
+            limits=stored_limits(read_settings(run)),
             throttled={name: _at(one, now) for name, one in throttlings.items()},
             rated=[name for name, one in throttlings.items() if one.cause == OWN_LIMITS],
             retries=tries,
@@ -429,15 +430,15 @@ async def list_questions(store: Store) -> list[QuestionView]:
     for run in await store.list_runs(MOST_SEARCHED):
         if run.counts.get(TaskStatus.WAITING_INPUT, 0) and RunStatus(run.status) not in RUN_DONE:
             with suppress(PlaitError):  # a damaged run, or a run that was deleted just now: the others are found
-                questions += await waiting_tasks(await stored_run(store, run.run_id))
+                questions += waiting_tasks(await stored_run(store, run.run_id))
     return questions
 
 
-async def waiting_tasks(run: StoredRun) -> list[QuestionView]:
+def waiting_tasks(run: StoredRun) -> list[QuestionView]:
     """Return the tasks of the run that wait for a person, in the order of the DAG, except those whose answer is stored
-    already. Raises StoreError.
+    already.
     """
-    noted = await first_notes(run)
+    noted = first_notes(run)
     asked = {one.task_id for one in open_questions(run) if one.task_id not in noted}
     return [
         view_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping
@@ -14,7 +13,7 @@ from plait.errors import PromptError, RunNotFound
 from plait.persistence.store_protocol import Store
 from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom, stored_answer_keys
-from plait.runner.state.stored_run import StoredRun, stored_run
+from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
 from plait.runner.views.read_views import run_view, task_view
 from plait.runner.views.view_models import RunView, TaskView, view
 
@@ -70,7 +69,7 @@ async def cut_offs(store: Store | None, run_id: str) -> list[str]:
     cut off the calls behind: a task behind took its answer over. Raises StoreRequired, RunNotFound, StoreError.
     """
     run = await stored_run(store, run_id)
-    reuse = ReuseFrom.of_settings(json.loads(run.record.settings))
+    reuse = ReuseFrom.of_settings(read_settings(run.record))
     if reuse is None:
         return []
     try:

@@ -20,11 +20,10 @@ import anyio.to_thread
 
 from plait.backends.models.endpoint import Endpoint, url_fault
 from plait.backends.models.http_client import Client
-from plait.clock_and_ids import Clock, span_id, trace_id
+from plait.clock_and_ids import Clock, parse_time, span_id, trace_id
 from plait.errors import PlaitError
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import THOUGHTS, AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.state.stored_run import stored_record
 from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
 from plait.usage import Usage

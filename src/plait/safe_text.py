@@ -174,3 +174,8 @@ def _same(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_hook=_same)
+
+
+def is_utf8(value: str) -> bool:
+    """Return whether an argument can be stored. Bytes that are not UTF-8 arrive as lone surrogates."""
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import anyio
 
+from plait.clock_and_ids import parse_time
 from plait.events import RunResumed
 from plait.persistence.store_records import AttemptRecord, RunRecord
-from plait.runner.client.store_place import read_only_store, store_place
-from plait.runner.domain.asked_question import parse_time
+from plait.runner.client.store_place import read_only_store
+from plait.runner.engine.run_options import store_place
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.processes.command import plait_here

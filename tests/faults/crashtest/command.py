@@ -16,7 +16,7 @@ from plait.runner.cli.command_line import COMPLETED, FAILED, exit_process, run_c
 from plait.runner.cli.command_options import disk_option, json_option, read_plan, set_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import print_line, print_note
-from plait.runner.client.store_place import StorePlace
+from plait.runner.engine.run_options import StorePlace
 from plait.runner.policies.follow_ups import FollowUps
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY
 from tests.faults.crashtest.campaign import Campaign, PlanShape

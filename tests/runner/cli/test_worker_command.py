@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from plait import SQLiteStore
+from plait.clock_and_ids import parse_time
 from plait.events import BackendThrottled, RunResumed
 from plait.persistence.store_records import AttemptRecord, RunRecord
-from plait.runner.domain.asked_question import parse_time
 from tests.support.processes import fleet
 from tests.support.processes.command import plait_here
 from tests.support.processes.fleet import LIMIT_S, until

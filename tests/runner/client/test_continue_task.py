@@ -7,11 +7,11 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, Retry, RunStatus, Task
 from plait.backends import FunctionBackend, ask
+from plait.clock_and_ids import parse_time
 from plait.dialogue import Message
 from plait.errors import BackendError, Conflict, ErrorKind, RunNotFound, TaskNotFound, TurnNotStored
 from plait.events import MessageAppended
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
-from plait.runner.domain.asked_question import parse_time
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 from tests.support.stopped import DIAMOND, stopped_after

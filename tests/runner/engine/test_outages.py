@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, failpoints
+from plait.clock_and_ids import parse_time
 from plait.errors import Conflict, StoreError
 from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
 from plait.persistence import Batch, MemoryStore
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine import checkpointer
 from plait.runner.engine.run_options import LEASE_SECONDS
 from plait.workflows import Decision

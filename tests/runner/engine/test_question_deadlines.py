@@ -10,10 +10,10 @@ import pytest
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait import events as new_events
 from plait.backends import ask
-from plait.clock_and_ids import iso
+from plait.clock_and_ids import iso, parse_time
 from plait.json_form import JsonValue
 from plait.persistence import MemoryStore, Note, Store
-from plait.runner.domain.asked_question import answers_of, parse_time
+from plait.runner.domain.asked_question import answers_of
 from tests.support.fakes import QuickClock
 from tests.support.stores.faulty_store import Fault, FaultyStore
 

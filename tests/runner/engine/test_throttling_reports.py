@@ -10,10 +10,10 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
+from plait.clock_and_ids import parse_time
 from plait.errors import BackendError, ErrorKind
 from plait.events import BackendThrottled
 from plait.persistence import MemoryStore, Store
-from plait.runner.domain.asked_question import parse_time
 from plait.runner.engine.retries import Delays
 from tests.support.fakes import QuickClock, Talker
 from tests.support.sharing import wide

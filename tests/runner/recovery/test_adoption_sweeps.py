@@ -13,8 +13,8 @@ from plait.backends.backend_protocol import ConversationRequest, DetachedTurn, F
 from plait.events import RunClaimed
 from plait.persistence import Batch, MemoryStore
 from plait.results import ResumeAction
-from plait.runner.engine.inbox import cancel_note
 from plait.runner.state.attempt_files import delete_files
+from plait.runner.state.stored_run import cancel_note
 from tests.support.agents.detached_backend import Outliver
 from tests.support.agents.outliving import RUN, World
 from tests.support.crashed import Dying, die

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from plait.runner.domain.asked_question import parse_time
+from plait.clock_and_ids import parse_time
 from tests.runner.cli.test_cancel_command import until
 from tests.runner.serving.test_page import open_run
 from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched

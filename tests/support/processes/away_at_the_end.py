@@ -10,9 +10,8 @@ import sys
 import anyio
 
 from plait.errors import StoreError
-from plait.persistence import Batch, SQLiteStore
+from plait.persistence import Batch, SQLiteStore, sqlite_store
 from plait.runner.cli.command_line import cli, run_cli
-from plait.runner.client import store_place
 from tests.support.stores.on_server import OnServer
 
 AWAY = anyio.Path("away")
@@ -28,5 +27,5 @@ class AwayServer(OnServer, SQLiteStore):
 
 
 if __name__ == "__main__":
-    store_place.SQLiteStore = AwayServer  # type: ignore[misc]
+    sqlite_store.SQLiteStore = AwayServer  # type: ignore[misc]
     sys.exit(run_cli(cli, sys.argv[1:]))
