@@ -18,6 +18,7 @@ from tests.faults.campaigns.report import Report, Scale
 METHODS = (
     "kills",
     "server_kills",
+    "money",
     "power",
     "files",
     "two",

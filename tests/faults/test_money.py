@@ -1,0 +1,26 @@
+"""Runs within a budget under SIGKILLs and raises, and the planted bugs; see tests/faults/campaigns/money.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def played(*words: str) -> subprocess.CompletedProcess[str]:
+    """Play in a process of its own: the campaign forks, which needs a process without threads."""
+    command = [sys.executable, "-m", "tests.faults.campaigns.money", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_no_run_spends_beyond_its_budget_and_nothing_stays_reserved() -> None:
+    done = played("--count", "8")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_planted_bug_is_caught() -> None:
+    done = played("--planted")
+    assert done.returncode == 0, done.stdout + done.stderr
