@@ -77,6 +77,28 @@ class _Talk:
         return Reply(answer, session_id=self.session_id, usage=Usage(len(prompt), len(answer), 0.5))
 
 
+class Calls:
+    """A function as a backend: answers from a table, an exception by raising it, else with the prompt in brackets.
+    `made` are the prompts.
+    """
+
+    def __init__(self, **answers: object) -> None:
+        self.answers = answers
+        self.made: list[str] = []
+
+    async def __call__(self, prompt: str) -> object:
+        self.made.append(prompt)
+        answer = self.answers.get(prompt, f"<{prompt}>")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def take(self) -> list[str]:
+        """Return the prompts since the last time, sorted."""
+        made, self.made = sorted(self.made), []
+        return made
+
+
 class QuickClock(Clock):
     """A clock whose sleeps pass at once, adding to the time instead; `slept` lists them."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.agents.logs import wait_for
 from tests.support.plans.logged import make
 from tests.support.processes import warm
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
@@ -134,8 +134,7 @@ def test_an_owner_that_slept_past_its_take_over_leaves_with_its_own_exit_code(tm
     )
     owner = Warm([*PLAIT, "run", "plan.yaml"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE)
     with owner:
-        while not (tmp_path / "called").exists():
-            os.sched_yield()
+        wait_for((tmp_path / "called").exists)
         owner.send_signal(signal.SIGSTOP)
         # As if it had been stopped for longer than its lease: whoever comes then, takes the run over.
         code = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -57,7 +56,7 @@ def until(new_events: Callable[[], object]) -> None:
     ends = time.monotonic() + 60
     while not new_events():
         assert time.monotonic() < ends
-        os.sched_yield()
+        time.sleep(0.01)
 
 
 def asked(folder: Path, question: str) -> object:

@@ -12,24 +12,10 @@ from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.clock_and_ids import Clock
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, SQLiteStore, Store
+from tests.support.fakes import Calls
 from tests.support.processes import warm
 
 HOUR = 3600.0
-
-
-class Calls:
-    """A backend that answers with the prompt in brackets and a number, and records the prompts."""
-
-    def __init__(self) -> None:
-        self.made: list[str] = []
-
-    async def __call__(self, prompt: str) -> str:
-        self.made.append(prompt)
-        return f"<{prompt}>"
-
-    def take(self) -> list[str]:
-        made, self.made = self.made, []
-        return made
 
 
 class Later(Clock):

@@ -7,23 +7,9 @@ import pytest
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, SQLiteStore, Store
+from tests.support.fakes import Calls
 
 OBJECT = {"type": "object"}
-
-
-class Calls:
-    """A backend that answers from a table, else with the prompt in brackets, and records the prompts."""
-
-    def __init__(self, **answers: object) -> None:
-        self.answers = answers
-        self.made: list[str] = []
-
-    async def __call__(self, prompt: str) -> object:
-        self.made.append(prompt)
-        answer = self.answers.get(prompt, f"<{prompt}>")
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
 
 async def run(calls: Calls, *tasks: Task, store: Store | None = None) -> RunResult:

@@ -15,28 +15,10 @@ from plait.backends import PersonBackend, ask
 from plait.errors import RunNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.persistence.store_records import TaskRecord
+from tests.support.fakes import Calls
 from tests.support.processes import warm
 
 LIST = {"type": "array"}
-
-
-class Calls:
-    """A backend that answers from a table, else with the prompt in brackets, and records the prompts."""
-
-    def __init__(self, **answers: object) -> None:
-        self.answers = answers
-        self.made: list[str] = []
-
-    async def __call__(self, prompt: str) -> object:
-        self.made.append(prompt)
-        answer = self.answers.get(prompt, f"<{prompt}>")
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def take(self) -> list[str]:
-        made, self.made = sorted(self.made), []
-        return made
 
 
 async def again(store: Store | None, calls: Calls, before: DAG, after: DAG) -> dict[str, str]:

@@ -202,4 +202,4 @@ def _server(loaded: tuple[str, ...], warnings: str) -> socket.socket:
 
 def _stop(ours: socket.socket, server: subprocess.Popen[bytes]) -> None:
     ours.close()
-    server.wait(10)
+    server.wait(60)
