@@ -37,19 +37,17 @@ Function: TypeAlias = Callable[..., Any]
 class FunctionBackend(Placeable):
     """A backend that answers each prompt by calling a function.
 
-    Text becomes the reply's `text`, any other JSON value its `data`, as read back from JSON (a tuple becomes a list).
-    With an output schema the value has to fit it, text being read as JSON first; there is no repair turn. There are no
-    sessions: each turn is one call.
+    Text becomes the reply's `text`, any other JSON value its `data`, as read back from JSON. With an output schema the
+    value has to fit it, text being read as JSON first; there is no second try, and there are no sessions.
 
-    Parameters that are named like a task, an input or `item` receive a copy of its value: see `Abilities.parameters`.
-    The parameter `prompt`, else the first one if it receives no value, receives the prompt.
+    Parameters that are named like a task, an input or `item` receive a copy of its value. The parameter `prompt`, else
+    the first one if it receives no value, receives the prompt.
 
-    Raises BackendError: `unexpected` if the function returns None, NaN or what JSON cannot hold, or raises, `transient`
-    for ConnectionError and TimeoutError; a BackendError passes. The message ends in the place in the user's code, such
-    as `(at tools.py:18 in count)`.
+    Raises BackendError: `unexpected` if the function raises, or returns what JSON cannot hold, `transient` for
+    ConnectionError and TimeoutError; a BackendError passes.
 
-    A plain function runs in a thread of its own, which cannot be stopped: after a cancellation or timeout it runs on to
-    its end, and the result is dropped. Prefer `async def`.
+    A plain function runs in a thread, which cannot be stopped: after a cancellation or timeout it runs to its end, and
+    the result is dropped. Prefer `async def`.
     """
 
     __slots__ = ("_call", "_function", "parameters")

@@ -107,18 +107,16 @@ class MemoryStore(_OneConnection):
 class SQLiteStore(_OneConnection):
     """Keeps runs in the SQLite file at `path`, through crashes and power losses. Implements `Store`; asyncio only.
 
-    An async context manager; outside of the block every call raises StoreError. Entering raises StoreUnusable if the
-    file cannot be used, and then has changed nothing. A closed store can be entered again. The modes:
+    An async context manager, which can be entered again; outside of the block every call raises StoreError. Entering
+    raises StoreUnusable if the file cannot be used, and then has changed nothing. Several processes may share a file.
+    The modes:
 
     - `"create"`: open the file, or create a missing file (mode 0600, in a directory created with 0700).
     - `"existing"`: open the file; a missing file is an error. For continuing a run.
     - `"read"`: only read, even while another process writes. `write` raises StoreNotOpen.
 
-    Several processes may share a file, each with its own store.
-
     A `write` that raised because of the disk (full, failing, read-only, damaged) is *unknown*: the file holds the whole
-    batch or nothing. Writing the same batch again, over a new connection to the same file, resolves the doubt.
-    Acknowledged batches stay.
+    batch or nothing. Write the same batch again, over a new connection to the same file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, mode: Mode = "create") -> None:

@@ -46,36 +46,30 @@ class ParallelRunner:
     - `backend`: the default backend. An `async def f(prompt) -> str` counts as a backend.
     - `backends`: further backends, by name.
     - `default`: the name of the default backend among `backends`. A single backend is the default by itself.
-    - `store`: the place for checkpoints: a store, the path of a SQLite file, or the address of a PostgreSQL database. A
-      path or an address is opened for each call, and with `async with runner:` for the whole block. With None, nothing
-      is stored and nothing can be resumed.
+    - `store`: a store, the path of a SQLite file, or the address of a PostgreSQL database. A path or an address is
+      opened for each call, or with `async with runner:` for the block. With None nothing is stored, and nothing can be
+      resumed.
     - `concurrency`: the number of tasks running at once. By default the sum of `limits`, and 8 for all backends without
-      a limit together. With None it is the number of slots of the hosts on which the backends are placed, and grows
-      when hosts join.
-    - `limits`: the number of tasks running at once per backend, by backend name.
-    - `rates`: the requests and tokens per minute per backend, by backend name. They are kept before the server has to
-      refuse, and hold for all runs of this process that use the same backend name, server and key.
-    - `shared_limits`: if True, `concurrency` and `limits` apply to all runs of an event loop together, as a provider's
-      rate limit does; otherwise to each run. Runs with shared limits receive slots in turn. Tasks must then never wait
-      for another run: the other run may need the waiting task's slot.
-    - `strict`: if True, a failure of the store ends the run. By default a failing store never ends a run.
-    - `store_timeout`: the time limit of one store call, in seconds.
-    - `lease`: the number of seconds for which a claim on a run holds without renewal. All users of a store need the
-      same value. An owner with unknown state is watched for `lease` seconds before a takeover.
-    - `cancel_grace`: the number of seconds for which running attempts may continue after the run was cancelled; 0 ends
-      the attempts at once.
-    - `growth`: limits on the tasks added to a run by tasks and policies.
-    - `on_question`: a callback for questions of tasks, in addition to all other ways of answering. The returned value
-      is the answer; None defers to the other ways.
-    - `prices`: the prices of models, by the name of the model. A backend's own report of a cost comes first, then these
-      prices, then the list of the extra `prices`.
+      a limit. None is the number of slots of the hosts on which the backends are placed, also of those that join.
+    - `limits`: the number of tasks running at once per backend, by its name.
+    - `rates`: the requests and tokens per minute per backend, by its name, kept before the server has to refuse. They
+      hold for all runs of this process that use the same backend name, server and key.
+    - `shared_limits`: whether `concurrency` and `limits` apply to all runs of an event loop together, which then
+      receive slots in turn, instead of to each run. A task must then not wait for another run, which may need its slot.
+    - `strict`: whether a failure of the store ends the run.
+    - `store_timeout`: the limit of one store call, in seconds.
+    - `lease`: the seconds for which a claim on a run holds without renewal; the same for all users of a store.
+    - `cancel_grace`: the seconds for which running attempts may continue after the run was cancelled.
+    - `growth`: limits on the tasks that tasks and policies add.
+    - `on_question`: a callback for questions of tasks. It returns the answer, or None to leave the question open.
+    - `prices`: the prices of models, by name. A cost that the backend reports comes first, the list of the extra
+      `prices` last.
     - `budget`: what a run may spend over all its attempts and resumes, in US dollars. A call that might cost more than
       what is left is not made: the task asks for a higher budget. For a resumed run it counts if it is higher than the
       run's own.
     - `unpriced`: if True, calls of which nobody can say what they cost at most are made, and count once they have cost
       something; otherwise a run with a budget is refused (InvalidRequest).
-    - `clock`: the source of time.
-    - `rng`: the source of random retry delays.
+    - `clock`, `rng`: the sources of time and of random retry delays.
     """
 
     @_with_parameters_of(RunOptions)
@@ -108,24 +102,21 @@ class ParallelRunner:
         """Run `dag`, a DAG or a list of tasks, to its end and return the result.
 
         With `key` (see `Runs.create`) the call may be repeated, also by another process and after a crash: it begins
-        the run, continues a run that has not ended, as `resume` does, or returns the stored result without a call.
-        Raises KeyConflict, RunOwned and RunNotResumable as these do, and StoreRequired.
+        the run, continues it as `resume` does, or returns the stored result without a call.
 
-        `run_id` defaults to a new unique id that sorts by creation time. `settings` are stored with the run. After each
-        task's end, `policy` decides which tasks to add, or ends the run. Once all remaining tasks wait for the answer
-        of a person, the run is `waiting_input` and the call returns.
+        `run_id` defaults to a new id that sorts by creation time. `settings` are stored with the run. After each task's
+        end `policy` decides which tasks to add, or ends the run. Once all remaining tasks wait for a person, the run is
+        `waiting_input` and the call returns.
 
         `like` is the id of a stored run: a task whose rendered prompt, schema, backend and conversation are those of a
-        completed task there is completed with the answer from there, without a call and at no cost. Backends without
-        an `answer_key`, tasks marked `at_most_once` or `adds_tasks`, and tasks in `fresh` always run; in `fresh` the id
-        of a `for_each` task stands for its parts. A task that asked a person asks again, unless `keep_answers` is true.
-        See `Runs.preview_like`.
+        completed task there takes its answer over, without a call. Tasks in `fresh` (the id of a `for_each` stands for
+        its parts), tasks with effects and backends without an `answer_key` always run, and a task that asked a person
+        asks again unless `keep_answers` is true. See `Runs.preview_like`.
 
         A failing task never raises: see `RunResult.status`. Raises before the first task starts: ValueError if
-        `settings` is not JSON or contains a key reserved by plait, such as `policy` or `inputs`; BackendMissing;
-        TaskNotFound for an unknown task in `fresh`; DAGError if the tasks to be added by `policy` are invalid;
-        RunExists if the store already holds `run_id`; StoreNotOpen if the store is not open. Raises OwnershipLost if
-        another process takes the run over, and with `strict` any StoreError.
+        `settings` is not JSON or contains a key reserved by plait; BackendMissing; TaskNotFound for an unknown task in
+        `fresh`; DAGError; RunExists; StoreNotOpen; with `key` KeyConflict, RunOwned, RunNotResumable and StoreRequired.
+        Raises OwnershipLost if another process takes the run over, and with `strict` any StoreError.
 
         Cancellation ends all attempts and stores the state of the run; `resume` continues it.
         """
@@ -177,26 +168,22 @@ class ParallelRunner:
     ) -> RunResult:
         """Continue a stored run, or begin a queued run: keep completed tasks, run interrupted and pending tasks.
 
-        Only the store and the backends are needed. A task interrupted by the death of its process is handled as
-        follows: a turn still alive in its agent is followed; otherwise a conversation confirmed by the backend is
-        continued; otherwise the task starts over, or waits for a person if it is `at_most_once`. `runs.preview`
-        returns the decision for each task beforehand. Failed tasks stay failed. `retry_failed` reopens failed tasks,
-        and completed tasks with a damaged stored result. A completed run, or a failed run without remaining work, is
-        returned unchanged. If the run was being cancelled, the cancellation is completed and no task runs.
+        Only the store and the backends are needed. A task interrupted by the death of its process goes on in its agent
+        if that is still alive, else in a conversation confirmed by the backend; else it starts over, or waits for a
+        person if it is `at_most_once`. `runs.preview` returns the decision for each task beforehand. `retry_failed`
+        reopens failed tasks, and completed tasks with a damaged result; `prompts` then maps the ids of failed tasks to
+        new prompts. A run without remaining work is returned unchanged, and a cancellation is completed.
 
-        With `retry_failed`, `prompts` maps the ids of failed tasks to new prompts, stored in place of the old ones.
+        `answers` maps the ids of waiting tasks to answers. Other questions receive the answers stored by `Runs.answer`,
+        or, past their deadline, their defaults. `policy` is required for a run started with a policy that does not come
+        with plait.
 
-        `answers` maps the ids of waiting tasks to answers. Other questions receive the answers stored by
-        `Runs.answer`, or, past their deadline, their defaults. `policy` is required for a run started with a policy
-        that does not come with plait.
-
-        A provably dead owner is replaced at once. An owner with unknown state is watched for one `lease` first. The
-        short claim of a process that only stores an answer is waited for, 2 seconds at most.
+        A dead owner is replaced at once. An owner with unknown state is watched for one `lease` first.
 
         Raises StoreRequired, RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run
-        is cancelled, or if it has failed and `answers` are given without `retry_failed`, AnswerConflict if an answer
-        comes too late, PlaitError for a prompt of a task that has not failed, DAGError for an invalid prompt,
-        PolicyMissing, BackendMissing, StoreError if the store cannot be read or claimed, and the errors of `run`.
+        is cancelled, or has failed and `answers` are given without `retry_failed`, AnswerConflict if an answer comes
+        too late, PlaitError for a prompt of a task that has not failed, DAGError for an invalid prompt, PolicyMissing,
+        BackendMissing, StoreError, and the errors of `run`.
         """
         run = self.start_resume(run_id, retry_failed=retry_failed, answers=answers, policy=policy, prompts=prompts)
         return await run.to_end()

@@ -42,20 +42,18 @@ from plait.usage import Usage
 class LangGraphBackend:
     """Runs the compiled `graph` as a conversation: each prompt is one run of the graph on the conversation's thread.
 
-    `to_input` converts the prompt to the graph's input. Without it, the prompt becomes a user message if the input has
+    `to_input` makes the graph's input of the prompt. Without it, the prompt becomes a user message if the input has
     `messages`, else the field `prompt`. Raises TypeError if the input has neither.
 
     The reply's `data` is the JSON part of the output's fields, and `text` the last assistant message, or else the JSON
     of `data`. With an output schema, the fields besides `messages` have to fit it or, without others, the text read as
-    JSON; there is no repair turn. `usage` is what the assistant messages of the turn report.
+    JSON; there is no second try.
 
-    The thread is the session, named by run and task. While a question is open, the session id ends in `?` and an id of
-    the question; several questions at once (`interrupt()`) are asked one after the other. A fork starts with a copy of
-    the other thread. Continuing a thread that the checkpointer does not have is `session_lost`. Interrupted nodes, and
-    nodes that asked, run twice, as always in LangGraph.
+    The thread is the session, `run:task`; a fork starts with a copy. Several questions at once (`interrupt()`) are
+    asked one after the other. Interrupted nodes, and nodes that asked, run twice, as always in LangGraph.
 
-    A graph without a checkpointer has no sessions: each run starts from the beginning, with the earlier messages if the
-    prompt becomes a message, and an interrupt is an error. The caller owns the saver, which needs async methods.
+    Without a checkpointer each run starts from the beginning, and an interrupt is an error. The caller owns the saver,
+    which needs async methods.
     """
 
     def __init__(self, graph: CompiledGraph, *, to_input: Callable[[str], Any] | None = None) -> None:

@@ -37,16 +37,15 @@ class PydanticAIBackend:
     """Runs a pydantic-ai `agent` as a conversation: each prompt is one run of the agent, on the history so far.
 
     `deps` is passed to every run. The reply's `text` is the agent's output; another type than text becomes `data`, and
-    `text` is its JSON. With an output schema, an agent whose output is text gets it as output type, any other keeps its
+    `text` its JSON. With an output schema, an agent whose output is text gets it as output type, any other keeps its
     own; the value has to fit the schema, and one repair turn is made.
 
-    The history, tool calls included, is kept in a file for each session, if the store keeps files. An interrupted turn
-    goes on from the last finished step: no answer is paid for again, and only the tools of that step are called twice.
-    Without files, the history is the stored text, and an interrupted turn starts over.
+    If the store keeps files, an interrupted turn goes on from the last finished step: only the tools of that step are
+    called twice. Otherwise the history is the stored text, and an interrupted turn starts over.
 
-    The retries of the model's SDK are switched off, where pydantic-ai can do so (not for Bedrock and Mistral); the
-    agent's own corrections stay. Cancellation ends the request and the MCP servers of the conversation. When the run is
-    being cancelled, a turn stops between two steps: requests to the model, and calls of tools.
+    plait retries: the model's SDK does not, where pydantic-ai can switch that off (not for Bedrock and Mistral).
+    Cancellation ends the request and the MCP servers of the conversation; when the run is being cancelled, a turn stops
+    between two steps.
     """
 
     def __init__(self, agent: AbstractAgent[Any, Any] | DeclaredAgent, *, deps: Any = None) -> None:

@@ -151,14 +151,12 @@ def _with_open_store(
 class Runs:
     """The runs of a store, as `ParallelRunner(...).runs`.
 
-    All answers are read from the store. Runs of other processes are therefore listed, followed and cancelled in the
-    same way, and `start` takes over runs of dead processes. Calls that a client may have to repeat are idempotent.
+    All answers are read from the store, so runs of other processes are listed, followed and cancelled in the same way,
+    and `start` takes over runs of dead processes. Calls that a client may have to repeat are idempotent.
 
-    `async with runner.runs as runs:` manages many runs in one process: `start` executes runs in the background. A run
-    that waits for a person continues here once the answer is stored, by whatever process, and at the deadline of its
-    question; a run that was executed elsewhere continues at the next `start`. An exit from the block stops the runs
-    executing here, waits until their state is stored, and lets `start` continue them later. A run that has ended while
-    a server store is away goes on waiting for the store.
+    `async with runner.runs as runs:` manages many runs in one process: `start` executes runs in the background, and a
+    run that waits for a person continues here once the answer is stored, or at the deadline of its question. An exit
+    from the block stops the runs executing here and waits until their state is stored; `start` continues them later.
 
     `source` opens the backends of stored runs; without it, those in `options` serve every run. All methods must be
     called from the event loop's thread. Every method may raise StoreError, and StoreRequired without a store.
@@ -227,8 +225,7 @@ class Runs:
         this process as the owner.
 
         The options are those of `ParallelRunner.resume`. A run that already executes here, or has ended, is not
-        changed; each answer is passed to its task, as by `answer`. Later progress is read from the store: see `events`
-        and `get`. Cancelling this call does not affect the run.
+        changed; each answer is passed to its task. Cancelling this call does not affect the run.
 
         Raises RunNotFound, RunOwned if another live process executes the run, RunNotResumable if the run is cancelled,
         BackendMissing, PolicyMissing if the run needs a `policy`, AnswerConflict if an answer comes too late,
@@ -309,16 +306,16 @@ class Runs:
         backend: str | None = None,
     ) -> Fork:
         """Return a new run that begins from the task `start` of a stored run, for `start_fork` or `preview_fork`. The
-        stored run may have ended, failed or been interrupted, and does not change.
+        stored run does not change.
 
         The task `start` runs, with its parts if it has `for_each`. Tasks downstream of `start` or of an edit, and tasks
-        that did not complete, run unless nothing changed for them, as with `like` in `run`. All other tasks keep their
-        results and conversations, whatever their backends. The id of the stored run is kept with the new run.
+        that did not complete, run unless nothing changed for them. All other tasks keep their results and
+        conversations, whatever their backends.
 
-        `prompts` maps ids of tasks to new prompts (the id of a `for_each` task stands for its parts), `inputs` names of
-        inputs to new values, `results` ids of tasks to results that they take in place of a call (JSON for a task with
-        an `output_schema`). With `only` the task runs alone, on the inputs recorded in the stored run, with another
-        `backend` if given; tasks that it would add are not added.
+        `prompts` maps ids of tasks to new prompts, `inputs` names of inputs to new values, `results` ids of tasks to
+        results that they take in place of a call (JSON for a task with an `output_schema`); the id of a `for_each` task
+        stands for its parts. With `only` the task runs alone, on the inputs recorded in the stored run, with another
+        `backend` if given.
 
         Raises StoreRequired, RunNotFound, TaskNotFound, DAGError for an invalid prompt, PlaitError for an edit that
         does not fit the run and, with `only`, if a task that the prompt names has no result, PolicyMissing, StoreError.
@@ -380,10 +377,8 @@ class Runs:
         """Settle a task that waits for a person; a following `resume` continues the run.
 
         `how` is `done` if the task took effect, with `text` as its result (JSON if the task has an `output_schema`);
-        `again` to run the task again; `fail` to fail the task, with `text` as the reason.
-
-        If another process owns the run, wait up to 2 seconds for the release: a worker may claim a waiting run only to
-        check whether stored answers let it continue.
+        `again` to run the task again; `fail` to fail the task, with `text` as the reason. If another process owns the
+        run, wait up to 2 seconds for the release.
 
         Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
         PlaitError if the task is not waiting or the text does not fit, StoreError.
@@ -399,20 +394,17 @@ class Runs:
     ) -> RunStatus:
         """Cancel a stored run permanently, whichever process executes it, and return its status.
 
-        An ended run is not changed. A run without an owner is cancelled at once. Otherwise the owner reads the request
-        from the store, at once in this process, else within a second, or within 5 seconds if a server's notification
-        is lost: the owner stores the run as cancelling, starts no further task, asks the running attempts to end
-        (`cancel_requested`), lets them continue for its own `cancel_grace` seconds, and stores the run as cancelled.
-        This call waits up to `wait` seconds for the end and returns `cancelling` if the end is still outstanding. If
-        the owner dies first, the next resume or `cancel` completes the cancellation. Repeated calls are harmless.
+        An ended run is not changed, and a run without an owner is cancelled at once. Otherwise the owner reads the
+        request from the store, within a second (5 seconds if a server's notification is lost), starts no further task,
+        asks the running attempts to end (`cancel_requested`), and lets them continue for its own `cancel_grace`
+        seconds. This call waits up to `wait` seconds for that and returns `cancelling` if the end is still outstanding.
+        If the owner dies first, the next resume or `cancel` completes the cancellation. Repeated calls are harmless.
 
-        Of a cancelled run, each call ends the attempts that are still under way on the hosts of the backends.
-        `on_unreached` is called with the hosts that cannot be reached, and the ids of the tasks that may be under way
-        on each: call again when the hosts are back.
+        An owner with unknown state, such as one on another host, has `wait` seconds to answer, and is then watched for
+        one `lease`. `on_unreached` is called with the hosts that cannot be reached, and the ids of the tasks that may
+        be under way on each: call again when the hosts are back.
 
-        An owner with unknown state, such as one on another host, receives the request, has `wait` seconds to answer,
-        and is then watched for one `lease`. Raises StoreRequired, RunNotFound, StoreError. Cancelling this call does
-        not withdraw the request.
+        Raises StoreRequired, RunNotFound, StoreError. Cancelling this call does not withdraw the request.
         """
         async with self._backends_of(run_id, Need.CANCEL) as options:
             return await cancel_run(options, run_id, wait, on_unreached)
@@ -448,15 +440,14 @@ class Runs:
     ) -> bool:
         """Answer the question of a waiting task, from any process. The first answer counts.
 
-        `attempt` is the attempt number from `questions`; the check prevents an answer to a later question of the same
-        task. An owner of the run reads the answer from the store within a second, or within 5 seconds if a server's
-        notification is lost, and the task continues at once; this call waits up to `wait` seconds. A run without an
-        owner continues at the next resume, or at once if it waits in this `async with`. Returns True once
-        the task has the answer, False if the answer is stored but not yet read by the owner.
+        `attempt` is the attempt number from `questions`: it prevents an answer to a later question of the same task. An
+        owner reads the answer from the store within a second (5 seconds if a server's notification is lost); this call
+        waits up to `wait` seconds. A run without an owner continues at the next resume, or at once if it waits in this
+        `async with`. Returns True once the task has the answer, False if the answer is only stored.
 
         Raises AnswerConflict if the question was already answered, is past its deadline or is no longer open;
-        PlaitError if the value does not fit; RunNotResumable if the run has failed with the question open (resume with
-        `retry_failed` first); StoreRequired, RunNotFound, TaskNotFound, StoreError.
+        PlaitError if the value does not fit; RunNotResumable if the run has failed with the question open;
+        StoreRequired, RunNotFound, TaskNotFound, StoreError.
         """
         taken = await answer_question(self.options, run_id, task_id, value, attempt, wait)
         if taken and (waiting := self._waiting.get(run_id)) is not None:

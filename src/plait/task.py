@@ -46,12 +46,11 @@ class Retry:
     """The retry policy for failed attempts.
 
     The wait before attempt n+1 is random, between 0 and min(`max_delay`, `base_delay` * 2**(n-1)) seconds (exponential
-    backoff, full jitter). A wait that the server asks for is never shortened, not even by a resume, and may last for
-    weeks; one of more than a year counts as none.
+    backoff, full jitter). A wait that the server asks for is never shortened, and may last for weeks.
 
-    A rate limit or an overload is a wait of the whole backend and counts as no attempt, until a task has met 20
-    overloads, or 20 rate limits while other tasks completed: it may be too large for the limit. With `attempts` 1,
-    either fails the task at once. A backend that is unavailable on this machine is never retried.
+    A rate limit or an overload counts as no attempt, until a task has met 20 overloads, or 20 rate limits while other
+    tasks completed. With `attempts` 1, either fails the task at once. A backend that is unavailable on this machine is
+    never retried.
 
     Raises ValueError for unknown error kinds and invalid numbers.
     """

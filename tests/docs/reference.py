@@ -301,6 +301,8 @@ TABLED = ("Task", "Retry", "RunResult", "TaskResult")
 """Classes whose fields have a table of their own."""
 CALLED = ("ParallelRunner", "Run", "Runs")
 """Classes whose calls have a table of their own."""
+OF_BACKENDS = frozenset({"check", "aclose"})
+"""What the user of a backend that comes with plait calls; the runner calls the rest, which `Backend` describes."""
 
 
 def names(package: str, *, without: Collection[str] = ()) -> str:
@@ -346,8 +348,15 @@ def _entry(package: str, name: str, value: object) -> str:
 
 
 def _members(kind: type[Any]) -> list[str]:
-    """Return what an entry says of the members of a class: its fields in a table, its calls one by one."""
+    """Return what an entry says of the members of a class: its fields in a table, its calls one by one.
+
+    Left out are calls that a base class has already, and of a backend all that its user neither gives nor calls.
+    """
     texts = {name: text for name, text in docstrings_of_fields(kind).items() if text}
+    is_backend = hasattr(kind, "new_session_id") and not getattr(kind, "_is_protocol", False)
+    if is_backend:
+        given = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set[str]()
+        texts = {name: text for name, text in texts.items() if name in given}
     shown: list[str] = []
     if texts and kind.__name__ not in TABLED:
         defaults = {field.name: field for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
@@ -356,7 +365,9 @@ def _members(kind: type[Any]) -> list[str]:
         ]
         shown.append(table(["field", "default", "meaning"], rows))
     for name, value in vars(kind).items():
-        if not name.startswith("_") and inspect.isfunction(value) and inspect.getdoc(value):
+        has_it = any(hasattr(base, name) for base in kind.__bases__)
+        is_hook = name not in OF_BACKENDS if is_backend else has_it
+        if not name.startswith("_") and inspect.isfunction(value) and inspect.getdoc(value) and not is_hook:
             shown.append(f"**`{name}({', '.join(_parameters(value))})`**\n\n{docstring(value)}")
     return shown
 

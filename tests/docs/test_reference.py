@@ -155,6 +155,16 @@ def test_every_public_name_is_in_the_reference(package: ModuleType) -> None:
     assert [name for entry, name in entries.items() if entry not in text and f"| `{name}` |" not in text] == []
 
 
+def test_an_entry_of_a_backend_shows_what_its_user_gives_and_calls() -> None:
+    text = reference.names("plait")
+    claude = text.partition("### plait.ClaudeCodeBackend\n")[2].partition("\n### ")[0]
+    assert "| `allowed_tools` |" in claude and "| `turn_timeout` |" in claude
+    assert "takes_schema" not in claude and "| `billing` |" not in claude
+    assert "**`check()`**" in text.partition("### plait.LocalBackend\n")[2].partition("\n### ")[0]
+    protocol = text.partition("### plait.Backend\n")[2].partition("\n### ")[0]
+    assert "**`open(request)`**" in protocol and "**`new_session_id()`**" in protocol
+
+
 def test_a_value_is_shown_with_its_own_docstring(monkeypatch: pytest.MonkeyPatch) -> None:
     text = reference.overview("plait.backends", without=())
     assert "| `JsonValue` | " in text
