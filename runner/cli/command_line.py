@@ -82,6 +82,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 long as printing the help.
 """
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
+_HOMES = {"try": "fork", "mcp": "serve", "worker": "serve"}
+"""The subcommands that stand in the module of another one."""
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""
 FORMER_WORDS = {
@@ -109,8 +111,7 @@ class LazyGroup(click.Group):
         """Import and return the subcommand `cmd_name`; None for an unknown name."""
         if cmd_name not in COMMANDS and cmd_name not in _UNLISTED:
             return None
-        name = "fork" if cmd_name == "try" else cmd_name
-        module = import_module(f"plait.runner.cli.{name}_command")
+        module = import_module(f"plait.runner.cli.{_HOMES.get(cmd_name, cmd_name)}_command")
         return cast("click.Command", getattr(module, f"{cmd_name}_command"))
 
     def resolve_command(

@@ -198,6 +198,11 @@ def log_options(function: F) -> F:
     )(function)
 
 
+def output_options(function: F) -> F:
+    """Add `--json`, `--quiet`, `--verbose` and the options of the log."""
+    return json_option(quiet_option(verbose_option(log_options(function))))
+
+
 again_option = click.option("--again", is_flag=True, help="Run tasks again that have effects and completed in RUN.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what each task would do, with its reason.")
 plan_option = click.option(

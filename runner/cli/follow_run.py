@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
 from datetime import datetime
 
 import anyio
@@ -20,14 +19,14 @@ from plait.runner.cli.run_progress import Display, Progress
 from plait.runner.cli.run_report import list_waiting
 from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.client.store_place import read_only_store
-from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
-from plait.runner.engine.live_run import Run
+from plait.runner.engine.live_run import Run, state_of
 from plait.runner.engine.run_options import StorePlace
+from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line, is_detail
 from plait.runner.views.view_models import QuestionView
-from plait.statuses import RunStatus, TaskStatus
+from plait.statuses import RunStatus
 
 _REFRESH = 0.2  # seconds
 
@@ -48,15 +47,13 @@ class PlainDisplay(Display):
         print_note(text)
 
 
-async def follow_run(
-    run: Run, dag: DAG, options: OutputOptions, store: Store | None, statuses: Mapping[str, TaskStatus] | None = None
-) -> int:
-    """Show `run`, which begins with `dag`, to its end and print the result; `store` holds the run. Return the exit
-    code. Raises StoreError, with nothing called, if the store cannot take a new run.
+async def follow_run(run: Run, begin: RunState, options: OutputOptions, store: Store | None) -> int:
+    """Show `run`, whose tasks are as in `begin` until it is prepared, to its end and print the result; `store` holds
+    the run. Return the exit code. Raises StoreError, with nothing called, if the store cannot take a new run.
     """
     if store is not None:
         run.require_record()
-    progress = Progress(dag, time.monotonic, statuses, Limits(total=options.concurrency))
+    progress = Progress(begin, time.monotonic, Limits(total=options.concurrency))
     result = run_report.as_stored(await _drive(run, progress, _make_display(progress, options)))
     try:
         if options.as_json:
@@ -118,6 +115,7 @@ async def _drive(run: Run, progress: Progress, display: Display) -> RunResult:
             beside.start_soon(_refresh_display, display)
             async with run:
                 async for event in run.events():
+                    progress.state = state_of(run) or progress.state
                     progress.handle(event)
                     if isinstance(event, events.RunEnded):
                         end = event

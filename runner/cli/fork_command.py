@@ -21,14 +21,11 @@ from plait.runner.cli.command_options import (
     complete,
     concurrency_option,
     dry_run_option,
-    json_option,
-    log_options,
+    output_options,
     plan_option,
-    quiet_option,
     run_argument,
     set_option,
     store_option,
-    verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_reuse, require_again, summarize_reuse
@@ -36,6 +33,7 @@ from plait.runner.cli.terminal_output import print_note
 from plait.runner.client.store_place import existing_store, find_run, read_only_store, runs_of_plan
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.plan.plan_inputs import converted
+from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import read_settings
 from plait.safe_text import is_utf8
 
@@ -101,10 +99,7 @@ _backend_option = click.option(
 @backends_option
 @concurrency_option("as stored with the run")
 @store_option
-@json_option
-@quiet_option
-@verbose_option
-@log_options
+@output_options
 async def fork_command(start: str | None, only: str | None, **options: Any) -> int:
     """Start a new run from TASK of RUN (an id, the beginning of an id, or `last`), which may have ended, failed or been
     interrupted. RUN does not change.
@@ -128,10 +123,7 @@ async def fork_command(start: str | None, only: str | None, **options: Any) -> i
 @plan_option
 @backends_option
 @store_option
-@json_option
-@quiet_option
-@verbose_option
-@log_options
+@output_options
 async def try_command(task: str, prompt_file: Path | None, **options: Any) -> int:
     """Run TASK of RUN (an id, the beginning of an id, or `last`) alone, on the inputs recorded in RUN, and print the
     result: `plait fork RUN --only TASK`. RUN does not change; the attempt is kept as a run of its own.
@@ -159,7 +151,7 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
             require_again(preview, effects)
             if not output.quiet:
                 print_note(summarize_reuse(preview))
-            return await follow_run(runs.start_fork(fork), fork.dag, output, store)
+            return await follow_run(runs.start_fork(fork), RunState(fork.dag.copy()), output, store)
 
 
 def _inputs(record: RunRecord, texts: Mapping[str, str]) -> dict[str, JsonValue]:

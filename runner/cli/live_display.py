@@ -17,7 +17,7 @@ from plait import events
 from plait.runner.cli.run_progress import Display, Progress, RunningAttempt
 from plait.runner.cli.terminal_output import COLOURS, as_line, columns, last_cells
 from plait.runner.views.event_sentences import event_line, is_detail, seconds, throttling, tokens
-from plait.statuses import TaskStatus
+from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import cost
 
 _MANY = 100  # tasks; in larger runs completed tasks get no line
@@ -118,18 +118,15 @@ class LiveDisplay(Display):
 
     def _header(self) -> Text:
         progress = self._progress
-        total = len(progress.dag)
-        full = _BAR * progress.done // total
+        total, of = len(progress.dag), progress.counts
+        done = sum(of[status] for status in TASK_DONE)
+        full = _BAR * done // total
         line = _text("", "")
         line.append(f"{self._title}  ", style="bold")
-        line.append("━" * full, style="red" if progress.counts[TaskStatus.FAILED] else "green")
+        line.append("━" * full, style="red" if of[TaskStatus.FAILED] else "green")
         line.append("━" * (_BAR - full), style="bright_black")
-        line.append(f" {progress.done}/{total}")
-        counts = [
-            f"{progress.counts[status]} {status.value.replace('_', ' ')}"
-            for status in _COUNTED
-            if progress.counts[status]
-        ]
+        line.append(f" {done}/{total}")
+        counts = [f"{of[status]} {status.value.replace('_', ' ')}" for status in _COUNTED if of[status]]
         usage = progress.usage
         parts = [*counts, tokens(usage, " tokens"), cost(usage)]
         parts.append(seconds(progress.clock() - progress.began))

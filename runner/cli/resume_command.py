@@ -19,14 +19,11 @@ from plait.runner.cli.command_options import (
     complete,
     concurrency_option,
     hosts_option,
-    json_option,
-    log_options,
+    output_options,
     plan_option,
     print_next,
-    quiet_option,
     store_option,
     strict_option,
-    verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_resume
@@ -65,10 +62,7 @@ from plait.statuses import RunStatus
 @budget_options
 @store_option
 @strict_option
-@json_option
-@quiet_option
-@verbose_option
-@log_options
+@output_options
 async def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     """Continue RUN (an id, the beginning of an id, or `last`); without RUN, the newest run that can be resumed.
 
@@ -120,10 +114,8 @@ async def _resume(
     async with runs.open(run, ResumeOptions(retry_failed, prompts=prompts)) as (continued, chosen):
         if backends is not None:
             _print_plan_changes(run, backends, prompts)
-        dag, after = run.state.dag, run.statuses_of_resume(retry_failed=retry_failed)
-        statuses = {task.id: status for task, status in zip(dag, after, strict=True)}
         output = replace(options, concurrency=chosen.concurrency, result_of=_result_of(run))
-        return await follow_run(continued, dag, output, run.store, statuses)
+        return await follow_run(continued, run.state, output, run.store)
 
 
 def _result_of(run: StoredRun) -> str | None:
@@ -134,11 +126,11 @@ def _result_of(run: StoredRun) -> str | None:
 
 def _print_ended(run: StoredRun, options: OutputOptions) -> int:
     """Print the result of a run that has ended, and the command that shows the run. Return the exit code."""
-    result, dag = ended_result(run), run.state.dag
+    result = ended_result(run)
     if options.as_json:
-        run_report.print_result_json(result, Progress(dag, time.monotonic), options.store)
+        run_report.print_result_json(result, Progress(run.state, time.monotonic), options.store)
     elif options.quiet:
-        run_report.print_result(dag, result, _result_of(run))
+        run_report.print_result(run.state.dag, result, _result_of(run))
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
         print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")

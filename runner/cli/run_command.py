@@ -22,14 +22,11 @@ from plait.runner.cli.command_options import (
     complete,
     concurrency_option,
     hosts_option,
-    json_option,
-    log_options,
-    quiet_option,
+    output_options,
     read_plan,
     set_option,
     store_option,
     strict_option,
-    verbose_option,
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import (
@@ -57,6 +54,7 @@ from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
 from plait.runner.policies.goal_policy import OrchestratorPolicy
+from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import counted
 from plait.safe_text import is_utf8
@@ -112,10 +110,7 @@ from plait.safe_text import is_utf8
 )
 @click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
 @strict_option
-@json_option
-@quiet_option
-@verbose_option
-@log_options
+@output_options
 def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **options: Any) -> int:
     """Run the plan in the file PLAN, or on standard input if PLAN is `-`. The results of the final tasks are printed on
     standard output, everything else on standard error.
@@ -270,7 +265,7 @@ async def _run_plan(
             fresh=fresh,
             keep_answers=bool(keep_answers),
         )
-        return await follow_run(run, plan.dag, options, store)
+        return await follow_run(run, RunState(plan.dag.copy()), options, store)
 
 
 def _money(plan: Plan, options: OutputOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A live run as its events tell it: its tasks, what they wait for, what they used; and what every display of it can do.
+"""A live run for a person: its tasks at work, what tasks wait for, what they used; and what every display can do.
 
 Nothing here draws: a display reads `Progress`, and so does the summary at the end.
 """
@@ -15,9 +15,9 @@ from plait import events
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.wait_reasons import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
-from plait.runner.state.stored_run import grow
+from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_sentence, is_detail
-from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, lacks_price
 
 _Billed = events.TaskCompleted | events.TaskRetried | events.TaskFailed | events.TaskWaiting
@@ -71,27 +71,17 @@ class RunningAttempt:
 
 
 class Progress:
-    """A run as its events tell it, for a display and for the summary at the end. `handle` takes each event; `statuses`
-    are those of the tasks before the first event.
+    """A run for a display and for the summary at the end: the state of its tasks, and what its events say beside it.
+    `handle` takes each event.
     """
 
-    def __init__(
-        self,
-        dag: DAG,
-        clock: Callable[[], float],
-        statuses: Mapping[str, TaskStatus] | None = None,
-        limits: Limits = NO_LIMITS,
-    ) -> None:
-        self.dag = dag.copy()
+    def __init__(self, state: RunState, clock: Callable[[], float], limits: Limits = NO_LIMITS) -> None:
+        self.state = state
         self.clock = clock
         self.began = clock()
-        self.statuses = dict(statuses or {task.id: TaskStatus.PENDING for task in dag})
-        self.counts = Counter(self.statuses.values())
         self.running: dict[str, RunningAttempt] = {}
         self.retries: dict[str, float] = {}
         """Tasks that wait for another attempt, with the time of the attempt."""
-        self.questions: dict[str, str] = {}
-        """Questions of the tasks that wait for a person."""
         self.throttled: dict[str, events.BackendThrottled] = {}
         """The last event of each throttled backend."""
         self.away: dict[str, events.HostAway] = {}
@@ -121,16 +111,25 @@ class Progress:
         return sum((one.usage for one in self.running.values()), self._used)
 
     @property
-    def done(self) -> int:
-        """Number of tasks that have ended, in whatever status."""
-        return sum(self.counts[status] for status in TASK_DONE)
+    def dag(self) -> DAG:
+        """The tasks, with those that were added."""
+        return self.state.dag
+
+    @property
+    def counts(self) -> Counter[TaskStatus]:
+        """The number of tasks by status."""
+        return Counter(self.state.statuses)
+
+    @property
+    def questions(self) -> Mapping[str, str]:
+        """The questions of the tasks that wait for a person."""
+        return {self.dag.tasks[position].id: text for position, text in self.state.questions.items()}
 
     def handle(self, event: events.Event) -> None:
-        """Update the state from the event."""
+        """Keep what the event says and the state of the tasks does not."""
         if isinstance(event, events.TaskStarted):
             self.retries.pop(event.task_id, None)
             self.running[event.task_id] = RunningAttempt(self.clock(), event.backend, event.attempt)
-            self._set_status(event.task_id, TaskStatus.RUNNING)
             if not isinstance(event, events.TaskAdopted):
                 self.started.add(event.task_id)
         elif isinstance(event, events.TaskEvent) and is_detail(event):
@@ -138,10 +137,6 @@ class Progress:
                 underway.handle(event)
         elif isinstance(event, events.TaskEvent):
             self._apply_task_event(event)
-        elif isinstance(event, events.TasksAdded):
-            grow(self.dag, event)
-            self.statuses.update({task.task_id: TaskStatus.PENDING for task in event.tasks})
-            self.counts[TaskStatus.PENDING] += len(event.tasks)
         else:
             self._apply_run_event(event)
 
@@ -180,25 +175,8 @@ class Progress:
                 self.unpriced.add(event.usage.model)
         elif underway is not None:
             self._used += underway.usage
-        self.questions.pop(event.task_id, None)
-        if isinstance(event, events.TaskCompleted):
-            self._set_status(event.task_id, TaskStatus.COMPLETED)
-        elif isinstance(event, events.TaskFailed):
-            self._set_status(event.task_id, event.status)
-        elif isinstance(event, events.TaskCancelled):
-            self._set_status(event.task_id, TaskStatus.CANCELLED)
-        elif isinstance(event, events.TaskWaiting):
-            self.questions[event.task_id] = event.question
-            self._set_status(event.task_id, TaskStatus.WAITING_INPUT)
-        else:
-            if isinstance(event, events.TaskRetried) or (isinstance(event, events.TaskInterrupted) and event.delay_s):
-                self.retries[event.task_id] = self.clock() + event.delay_s
-            self._set_status(event.task_id, TaskStatus.PENDING)
-
-    def _set_status(self, task_id: str, status: TaskStatus) -> None:
-        self.counts[self.statuses[task_id]] -= 1
-        self.statuses[task_id] = status
-        self.counts[status] += 1
+        if isinstance(event, events.TaskRetried) or (isinstance(event, events.TaskInterrupted) and event.delay_s):
+            self.retries[event.task_id] = self.clock() + event.delay_s
 
     def held_back(self, now: float) -> Mapping[str, str]:
         """Return the reason at Unix time `now` of each running task that waits for a host, by id."""
@@ -208,8 +186,9 @@ class Progress:
         return {one: reason.text for one in self.running if (reason := waits.reason(one)) is not None}
 
     def _waits(self, now: float) -> Waits:
+        statuses = {task.id: status for task, status in zip(self.dag, self.state.statuses, strict=True)}
         run = WaitingRun(
-            RunStatus.RUNNING, self.dag, self.statuses, self.limits, self.throttled, self._rated, away=self.away
+            RunStatus.RUNNING, self.dag, statuses, self.limits, self.throttled, self._rated, away=self.away
         )
         return Waits(run, now)
 
@@ -218,6 +197,7 @@ class Progress:
         for a retry are left out.
         """
         waits = self._waits(now)
-        pending = (task.id for task in self.dag if self.statuses[task.id] is TaskStatus.PENDING)
+        each = zip(self.dag, self.state.statuses, strict=True)
+        pending = (task.id for task, status in each if status is TaskStatus.PENDING)
         reasons = ((one, waits.reason(one)) for one in pending if one not in self.retries)
         return list(islice(((one, reason) for one, reason in reasons if reason is not None), limit))

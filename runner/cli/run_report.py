@@ -61,16 +61,16 @@ EXIT_CODES = {
 
 def as_stored(result: RunResult) -> RunResult:
     """Return the result with the status that is stored: a run of which changes are lost has not ended in the store."""
-    lost = [one for one in result.degraded if one.lost]
-    if not lost or result.status is RunStatus.CANCELLED:
+    if not result.lost or result.status is RunStatus.CANCELLED:
         return result
-    error = f"{counted(sum(one.lost for one in lost), 'change')} not stored: {as_line(lost[-1].error, 300)}"
+    reason = [one.error for one in result.degraded if one.lost][-1]
+    error = f"{counted(result.lost, 'change')} not stored: {as_line(reason, 300)}"
     return replace(result, status=RunStatus.INTERRUPTED, error=error)
 
 
 def exit_code(result: RunResult) -> int:
     """Return the exit code of the command for the result of a run."""
-    if any(one.lost for one in result.degraded):
+    if result.lost:
         return STORE
     return EXIT_CODES.get(result.status, CANCELLED)
 
@@ -249,7 +249,7 @@ def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[t
         yield "resume", command_line(store, "resume", run_id)
     elif result.failed:
         yield "resume", command_line(store, "resume", run_id, "--retry-failed")
-    talk = None if any(one.lost for one in result.degraded) else _continuable_task(dag, result)
+    talk = None if result.lost else _continuable_task(dag, result)
     if talk is not None:
         yield "continue", command_line(store, "continue", run_id, talk, "Now in five words.")
 

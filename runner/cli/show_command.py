@@ -52,7 +52,7 @@ from plait.runner.views.read_views import (
 )
 from plait.runner.views.run_differences import cut_offs
 from plait.runner.views.view_models import AttemptView, BudgetView, QuestionView, TaskDetail, TaskView, view_json
-from plait.statuses import RunStatus, TaskStatus
+from plait.statuses import URGENT, RunStatus, TaskStatus, group_status
 from plait.usage import NO_USAGE, Usage, dollars, token_parts
 
 _SETTINGS = ("model", "temperature")
@@ -93,7 +93,6 @@ async def show_command(run: str, task: str | None, store_path: StorePlace, as_js
 _LONGEST_ERROR = 120
 _FEWEST_FOLDED = 11  # parts
 _MOST_NAMED = 10  # failed parts of a group
-_URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT)
 
 
 async def _show_run(
@@ -160,8 +159,9 @@ def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, fol
             add(_task_row(task), added.get(task.task_id, ""), task.status)
         elif name not in shown:
             shown.add(name)
-            add(_group_row(name, groups[name]), added.get(task.task_id, ""), _group_status(groups[name]))
-            urgent = [part for part in groups[name] if part.status in _URGENT]
+            shown_as, told = group_status(part.status for part in groups[name])
+            add(_group_row(name, groups[name], told), added.get(task.task_id, ""), shown_as)
+            urgent = [part for part in groups[name] if part.status in URGENT]
             for part in urgent[:_MOST_NAMED]:
                 add(_task_row(part), "", part.status)
             if len(urgent) > _MOST_NAMED:
@@ -170,15 +170,7 @@ def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, fol
     print_table(rows, 1, statuses, frozenset({2, 3, 4, 5}))
 
 
-def _group_status(parts: Sequence[TaskView]) -> TaskStatus:
-    """Return the status for whose colour a group is shown."""
-    there = {part.status for part in parts}
-    order: tuple[TaskStatus, ...] = (*_URGENT, TaskStatus.RUNNING, *TaskStatus)
-    return next(status for status in order if status in there)
-
-
-def _group_row(name: str, parts: Sequence[TaskView]) -> tuple[str, ...]:
-    counts = Counter(part.status for part in parts)
+def _group_row(name: str, parts: Sequence[TaskView], told: str) -> tuple[str, ...]:
     usage = sum((part.usage for part in parts), NO_USAGE)
     pending = [part.waits for part in parts if part.waits is not None and part.status is TaskStatus.PENDING]
     waits = Counter(text for one in pending if (text := _own_reason(one)))
@@ -189,9 +181,7 @@ def _group_row(name: str, parts: Sequence[TaskView]) -> tuple[str, ...]:
         str(sum(part.attempts for part in parts) or ""),
         "",
         *spent_cells(usage),
-        "; ".join(
-            [", ".join(f"{counts[one]:,} {one.value.replace('_', ' ')}" for one in TaskStatus if counts[one]), *why]
-        ),
+        "; ".join([told, *why]),
     )
 
 

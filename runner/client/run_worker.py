@@ -159,7 +159,7 @@ class Worker:
                     self._display.handle(run.run_id, event)
         result = await run.result()
         if end is not None:  # which status is stored is known only now
-            is_lost = result.status is not RunStatus.CANCELLED and any(one.lost for one in result.degraded)
+            is_lost = result.status is not RunStatus.CANCELLED and result.lost
             self._display.handle(run.run_id, events.RunInterrupted(end.at, end.run_id) if is_lost else end)
         self._display.end(result)
         if result.status is RunStatus.INTERRUPTED:

@@ -136,6 +136,11 @@ class RunResult:
         """The number of tasks done by earlier processes."""
         return sum(task.reused for task in self.tasks.values())
 
+    @property
+    def lost(self) -> int:
+        """The number of changes that are not stored. The run is then not stored as ended."""
+        return sum(one.lost for one in self.degraded)
+
     def _repr_html_(self) -> str:
         """Return the result as a table for a notebook."""
         reason = f": {self.error}" if self.error else ""

@@ -16,7 +16,7 @@ from typing import Any
 from plait.errors import DAGError
 from plait.runner.domain.dag import DAG, group_of, groups_of
 from plait.runner.drawing.dag_layout import HEIGHT, Box, Layout
-from plait.statuses import TaskStatus
+from plait.statuses import TaskStatus, group_status
 from plait.task import Task
 
 _CHAR = 7.25  # width of a character in the 12 px monospace font, with a margin
@@ -203,7 +203,6 @@ def _mermaid_text(text: str) -> str:
 MOST_DRAWN = 200
 """Tasks from which on groups are folded."""
 _FEWEST = 2
-_URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
 
 
 def fold(dag: DAG, looks: Mapping[str, Look]) -> tuple[DAG, Mapping[str, Look]]:
@@ -237,11 +236,10 @@ def _name(task: Task, groups: Mapping[str, Sequence[str]]) -> str:
 
 
 def _look(parts: Sequence[str], looks: Mapping[str, Look]) -> Look:
-    counts = Counter(looks[part].status for part in parts if part in looks)
-    there = [status for status in (*_URGENT, *TaskStatus) if counts[status]]
-    told = ", ".join(f"{counts[one]:,} {one.value.replace('_', ' ')}" for one in TaskStatus if counts[one])
+    statuses = [status for part in parts if part in looks and (status := looks[part].status) is not None]
+    shown, told = group_status(statuses) if statuses else (None, "")
     note = " · ".join(filter(None, (f"{len(parts):,} parts", told)))
-    return Look(there[0] if there else None, note, note)
+    return Look(shown, note, note)
 
 
 _BOX_CHAR, _PADDING, _NARROWEST, _WIDEST = 7.4, 44.0, 148.0, 280.0

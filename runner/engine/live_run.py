@@ -322,3 +322,9 @@ class Run:
                 self._error = PlaitError(f"run {self.run_id} was interrupted before its end; resume the run")
             self._live.feed.close()
             self._ended.set()
+
+
+def state_of(run: Run) -> RunState | None:
+    """Return what is known of the tasks of `run`, to be read by a display; None until the run is prepared."""
+    # No name of Run for users: a display stands beside the run.
+    return getattr(run._live, "state", None)  # pyright: ignore[reportPrivateUsage]

@@ -23,7 +23,7 @@ from plait.errors import (
     TaskNotFound,
     nearest,
 )
-from plait.events import RUN_ENDS, NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TasksAdded
+from plait.events import RUN_ENDS, NewTask, TaskInterrupted, TaskPlaced, TaskRetried
 from plait.failpoints import reached
 from plait.json_form import JsonValue, to_json
 from plait.persistence.store_protocol import Store
@@ -394,15 +394,6 @@ def _same(record: TaskRecord, plan: DAG | None) -> Task | None:
     row = plan.rows[position := plan.position(record.task_id)]
     is_same = row.prompt == record.prompt and row.spec == record.spec and row.depends_on == record.depends_on
     return plan.tasks[position] if is_same and row.backend == record.backend else None
-
-
-def grow(dag: DAG, event: TasksAdded) -> None:
-    """Add the tasks of the event to `dag`, which the caller owns."""
-    start = len(dag)
-    dag.extend([decode_task(task) for task in event.tasks])
-    # A task that gathers waits for its generated tasks.
-    if event.added_by is not None and dag[event.added_by].gathers:
-        dag.join(dag.position(event.added_by), range(start, len(dag)))
 
 
 def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[str]]:

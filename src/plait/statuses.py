@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 
 class TaskStatus(StrEnum):
@@ -135,3 +136,14 @@ UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
 """Statuses of a run with an owner. Without a live owner, a run with such a status is interrupted."""
 TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 """Statuses of a run that waits for a process alone."""
+
+
+URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT)
+"""The statuses of tasks at which a person looks first."""
+
+
+def group_status(statuses: Iterable[TaskStatus]) -> tuple[TaskStatus, str]:
+    """Return the status for whose colour a group of tasks is shown, and the number of tasks by status in words."""
+    counts = Counter(statuses)
+    shown = next(one for one in (*URGENT, TaskStatus.RUNNING, *TaskStatus) if counts[one])
+    return shown, ", ".join(f"{counts[one]:,} {one.value.replace('_', ' ')}" for one in TaskStatus if counts[one])

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from plait import DAG, Task, TaskStatus
-from plait.events import NewTask, TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TasksAdded, TaskStarted
+from plait.backends import Reply
+from plait.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
 from plait.runner.cli.run_progress import Progress
 from plait.runner.cli.terminal_output import as_line, last_cells
+from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line
 from plait.usage import NO_USAGE, Usage
 from tests.support.processes.command import Terminal, plait
@@ -147,12 +149,16 @@ def test_tools_and_waits_stay_above_the_picture_where_that_is_asked_for(tmp_path
     assert re.search(r"^limited Read: a\.py\r?$", plain(terminal.seen), re.MULTILINE)
 
 
+def one_task() -> Progress:
+    return Progress(RunState(DAG([Task("a", "p")])), lambda: 0.0)
+
+
 def output(kind: str, text: str, usage: Usage = NO_USAGE) -> TaskOutput:
     return TaskOutput(AT, "a", 1, kind, text, usage)  # type: ignore[arg-type]
 
 
 def test_what_is_written_starts_anew_after_a_tool_and_only_its_end_is_kept() -> None:
-    progress = Progress(DAG([Task("a", "p")]), lambda: 0.0)
+    progress = one_task()
     progress.handle(TaskStarted(AT, "a", 1, "coder"))
     one = progress.running["a"]
     for piece in ("I ", "look"):
@@ -168,7 +174,7 @@ def test_what_is_written_starts_anew_after_a_tool_and_only_its_end_is_kept() -> 
 
 
 def test_what_is_used_counts_what_is_under_way_and_what_was_cut() -> None:
-    progress = Progress(DAG([Task("a", "p")]), lambda: 0.0)
+    progress = one_task()
     progress.handle(TaskStarted(AT, "a", 1, "coder"))
     progress.handle(output("tool", "x", Usage(10, 1, 0.5)))
     progress.handle(output("text", "y"))  # which says nothing of it
@@ -178,7 +184,7 @@ def test_what_is_used_counts_what_is_under_way_and_what_was_cut() -> None:
     assert progress.usage == Usage(12, 2, 0.75)
     progress.handle(TaskCompleted(AT, "a", 2, "done", usage=Usage(1, 1, 0.25)))
     assert progress.usage == Usage(13, 3, 1.0)
-    cut = Progress(DAG([Task("a", "p")]), lambda: 0.0)
+    cut = one_task()
     cut.handle(TaskStarted(AT, "a", 1, "coder"))
     cut.handle(output("tool", "x", Usage(10, 1)))
     cut.handle(TaskCancelled(AT, "a", 1))
@@ -200,13 +206,14 @@ def test_the_end_of_a_line_fits_however_wide_its_characters_are() -> None:
 
 
 def test_added_tasks_are_counted_and_wait_for_what_they_depend_on() -> None:
-    dag = DAG([Task("plan", "p")])
-    progress = Progress(dag, lambda: 0.0)
-    progress.handle(TaskCompleted(AT, "plan", 1, "x"))
-    added = TasksAdded(AT, (NewTask("a", "p"), NewTask("b", "p", ("a",))))
+    state = RunState(DAG([Task("plan", "p")]))
+    progress = Progress(state, lambda: 0.0)
+    progress.handle(state.start(0, AT, "default"))
+    progress.handle(state.complete(0, AT, Reply("x"), None))
+    added = state.add_tasks([Task("a", "p"), Task("b", "p", ["a"])], None, AT)
     progress.handle(added)
-    progress.handle(TaskStarted(AT, "a", 1, "default"))
-    assert (progress.done, len(progress.dag), len(dag)) == (1, 3, 1)
+    progress.handle(state.start(1, AT, "default"))
+    assert (progress.counts[TaskStatus.COMPLETED], len(progress.dag)) == (1, 3)
     assert progress.counts[TaskStatus.PENDING] == 1
     assert list(progress.running) == ["a"]
     assert [(one, reason.tasks) for one, reason in progress.waiting_tasks(5, 0.0)] == [("b", ("a",))]

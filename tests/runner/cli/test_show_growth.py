@@ -8,8 +8,12 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
+from plait.dialogue import Question
 from plait.persistence import SQLiteStore
 from plait.runner.cli.run_progress import Progress
+from plait.runner.domain.asked_question import Asking, Way
+from plait.runner.engine.live_run import state_of
+from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line
 from plait.workflows import Decision
 from tests.support.fakes import Talker
@@ -120,11 +124,12 @@ def test_what_a_policy_added_says_so(tmp_path: Path) -> None:
 
 async def shown(dag: DAG, backend: Talker) -> tuple[Progress, list[str], list[int]]:
     """A run's progress, its lines, and how many tasks there were at each event."""
-    progress = Progress(dag, lambda: 0.0)
+    progress = Progress(RunState(dag.copy()), lambda: 0.0)
     lines: list[str] = []
     sizes: list[int] = []
     async with ParallelRunner(backend, concurrency=1).start(dag) as run:
         async for event in run.events():
+            progress.state = state_of(run) or progress.state
             progress.handle(event)
             lines.append(event_line(event))
             sizes.append(len(progress.dag))
@@ -136,7 +141,7 @@ async def test_progress_follows_a_run_that_grows() -> None:
     dag = DAG([Task("l", "l"), Task("m", "m", for_each="l"), Task("p", "p", ["m"], adds_tasks=True)])
     backend = talker({"l": listed([1, 2]), "p": plan(*(spec(f"x{n}") for n in range(7)))})
     progress, lines, sizes = await shown(dag, backend)
-    assert (progress.done, len(progress.dag), len(dag)) == (12, 12, 3)
+    assert (progress.counts, len(progress.dag), len(dag)) == ({TaskStatus.COMPLETED: 12}, 12, 3)
     assert progress.counts[TaskStatus.PENDING] == 0
     assert sizes == sorted(sizes)
     assert "7 tasks added by p: x0, x1, x2, x3, x4, x5, x6" in lines
@@ -144,13 +149,13 @@ async def test_progress_follows_a_run_that_grows() -> None:
 
 
 def test_a_question_is_shown_until_it_is_answered() -> None:
-    progress = Progress(DAG([Task("a", "a")]), lambda: 0.0)
-    progress.handle(events.TaskStarted("2026-01-01T00:00:00.000Z", "a", 1, "x"))
-    progress.handle(events.TaskWaiting("2026-01-01T00:00:00.000Z", "a", 1, "how?"))
+    at, state = "2026-01-01T00:00:00.000Z", RunState(DAG([Task("a", "a")]))
+    progress = Progress(state, lambda: 0.0)
+    progress.handle(state.start(0, at, "x"))
+    progress.handle(state.wait_for_answer(0, at, Asking(Question("how?"), Way.CALL), 0.0))
     assert (progress.questions, progress.counts[TaskStatus.WAITING_INPUT]) == ({"a": "how?"}, 1)
-    answered = events.TaskAnswered("2026-01-01T00:00:00.000Z", "a", 1)
-    progress.handle(answered)
+    progress.handle(state.answer(0, at, "so", "person"))
     assert (progress.questions, progress.counts[TaskStatus.PENDING]) == ({}, 1)
-    assert event_line(answered) == "a is to run again"
+    assert event_line(events.TaskAnswered(at, "a", 1)) == "a is to run again"
     assert event_line(events.TasksAdded("2026-01-01T00:00:00.000Z", (events.NewTask("n", "n"),))) == "1 task added: n"
     assert not event_line(events.PolicyDecided("2026-01-01T00:00:00.000Z", "{}"))

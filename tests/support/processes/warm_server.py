@@ -37,7 +37,6 @@ LOADED = (
     "plait.runner.cli.serve_command",
     "plait.runner.cli.ui_command",
     "plait.runner.serving.http_server",
-    "plait.runner.cli.worker_command",
     "tests.faults.crashtest.campaign",
     "plait.safe_text",
     "plait.runner.policies.step_workflow",
