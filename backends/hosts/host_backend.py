@@ -35,15 +35,17 @@ from plait.backends.backend_protocol import (
 )
 from plait.backends.function_backend import FunctionBackend, as_backend
 from plait.backends.hosts.host_connection import AttemptChannel, ReachableHost
-from plait.backends.hosts.host_frames import Frame, read_error, read_reply, request_json
+from plait.backends.hosts.host_frames import Frame, read_error
 from plait.backends.hosts.host_session import HostSession
 from plait.backends.prices import billing_of
 from plait.backends.running_turn import TURN, QuestionAsked, when_cancelled
 from plait.dialogue import Question
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.json_form import JsonValue, from_json
+from plait.json_form import JsonValue, as_json, from_json
 from plait.safe_text import one_line
 
+_OF_THE_RUNNER = frozenset({"files", "on_output", "on_session", "on_allowance", "placement", "attachments"})
+"""The fields of a request that stay with the runner."""
 _OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})
 """The kinds of errors whose remedy is on the host: a program, a module or a key is missing there."""
 
@@ -230,10 +232,10 @@ class HostConversation:
                 follows = True
 
     def _go(self, prompt: str, *, follows: bool) -> None:
-        request = request_json(self._request)
+        request = as_json(self._request, _OF_THE_RUNNER)
         for name in ("session_id", "fork_of"):
-            if name in request:
-                request[name] = request[name].rpartition("@")[0] or request[name]
+            if isinstance(own := request.get(name), str):
+                request[name] = own.rpartition("@")[0] or own
         if follows:
             request["attaches"] = True
         self._outputs.restart()
@@ -243,6 +245,7 @@ class HostConversation:
                 "attempt": self._attempt.name,
                 "backend": self._described,
                 "request": request,
+                "wants_allowance": self._request.on_allowance is not None,
                 "prompt": prompt,
                 "answers": [] if (turn := TURN.get()) is None else turn.answers,
             }
@@ -253,9 +256,9 @@ class HostConversation:
         try:
             match frame["op"]:
                 case "reply":
-                    reply = read_reply(frame["reply"])
+                    reply = from_json(Reply, frame["reply"])
                 case "asked":
-                    raise QuestionAsked(Question(**frame["question"]))
+                    raise QuestionAsked(from_json(Question, frame["question"]))
                 case "error":
                     error = read_error(frame["error"])
                     if error.kind in _OF_HOST:

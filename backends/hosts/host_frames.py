@@ -17,15 +17,13 @@ but JSON crosses: no code, and no values of the environment.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from plait.backends.backend_protocol import ConversationRequest, Reply
-from plait.dialogue import Answer, Message, Question
+from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import as_json, from_json
 from plait.safe_text import one_line
-from plait.task import ModelOptions, Workspace
 from plait.usage import Usage
 
 Frame: TypeAlias = dict[str, Any]
@@ -33,8 +31,6 @@ _MAX_FOREIGN = 80
 """Characters of foreign output in a message."""
 LONGEST = 2**30
 """Bytes of a frame. A longer one ends the connection."""
-_OF_THE_RUNNER = frozenset({"files", "on_output", "on_session", "on_allowance", "placement", "attachments"})
-"""The fields of a request that stay with the runner."""
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
@@ -57,37 +53,6 @@ def foreign_output(line: bytes) -> str:
     return f"the output is not that of plait: {text[:_MAX_FOREIGN]!r}; login scripts of the host must print nothing"
 
 
-def request_json(request: ConversationRequest) -> Frame:
-    """Return the parts of `request` that a host needs."""
-    parts: Frame = as_json(request, _OF_THE_RUNNER)
-    if request.on_allowance is not None:
-        parts["wants_allowance"] = True
-    return parts
-
-
-def read_request(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the ConversationRequest, without the files and the callbacks."""
-    arguments = {name: part for name, part in parts.items() if name != "wants_allowance"}
-    arguments["history"] = _read_messages(parts.get("history", ()))
-    if "options" in parts:
-        arguments["options"] = ModelOptions(**parts["options"])
-    if "workspace" in parts:
-        arguments["workspace"] = Workspace(**parts["workspace"])
-    if "answer" in parts:
-        arguments["answer"] = Answer(**parts["answer"])
-    return arguments
-
-
-def read_reply(form: Mapping[str, Any]) -> Reply:
-    """Return the reply with this form, which `as_json` returns. Raise ValueError, KeyError or TypeError without one."""
-    parts = dict(form)
-    parts["usage"] = from_json(Usage, form.get("usage", {}))
-    parts["messages"] = _read_messages(form.get("messages", ()))
-    parts["question"] = Question(**form["question"]) if "question" in form else None
-    parts["tasks"] = tuple(form.get("tasks", ()))
-    return Reply(**parts)
-
-
 def error_json(error: BackendError) -> Frame:
     """Return the form of an error."""
     form: Frame = {"kind": ErrorKind(error.kind).value, "message": error.message}
@@ -99,18 +64,10 @@ def error_json(error: BackendError) -> Frame:
 
 def read_error(form: Mapping[str, Any]) -> BackendError:
     """Return the error. Raise ValueError, KeyError or TypeError for anything else."""
-    error = BackendError(
-        ErrorKind(form["kind"]),
-        form["message"],
-        retry_after=form.get("retry_after"),
-        usage=from_json(Usage, form["usage"]),
-        messages=_read_messages(form["messages"]),
-        continues_session=form.get("continues_session", False),
-        traceback=form.get("traceback"),
-    )
-    error.status = form.get("status")
+    parts = dict(form)
+    status = parts.pop("status", None)
+    parts["usage"] = from_json(Usage, parts["usage"])
+    parts["messages"] = tuple(from_json(Message, one) for one in parts["messages"])
+    error = BackendError(ErrorKind(parts.pop("kind")), parts.pop("message"), **parts)
+    error.status = status
     return error
-
-
-def _read_messages(forms: Sequence[object]) -> tuple[Message, ...]:
-    return tuple(from_json(Message, form) for form in forms)

@@ -27,15 +27,7 @@ import anyio
 import anyio.abc
 from anyio.to_thread import run_sync
 
-from plait.backends.backend_protocol import (
-    Allowance,
-    Backend,
-    ConversationRequest,
-    DetachedBackend,
-    Files,
-    Output,
-    Reply,
-)
+from plait.backends.backend_protocol import Backend, ConversationRequest, DetachedBackend, Files, Reply
 from plait.backends.function_backend import format_traceback
 from plait.backends.hosts.host_fence import (
     LowEpoch,
@@ -52,14 +44,13 @@ from plait.backends.hosts.host_frames import (
     error_json,
     frame_line,
     read_frame,
-    read_request,
 )
 from plait.backends.process.child_manifest import manifests_below
 from plait.backends.process.child_process import sweep
 from plait.backends.process.private_files import private_folder
 from plait.backends.running_turn import Cancellation, Turn, in_turn, question_in
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.json_form import JsonValue, as_json
+from plait.json_form import JsonValue, as_json, from_json
 from plait.safe_text import one_line, without_secrets
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
@@ -273,7 +264,7 @@ class _Host:
     async def _reply(self, attempt: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])
         folder = attempt_folder(self.folder, attempt)
-        request = self._request(attempt, frame["request"], Files(folder, self._sessions))
+        request = self._request(attempt, frame, Files(folder, self._sessions))
         if request.attaches:
             await self._require_left(backend, request, folder)
         elif folder.parent.name in self._earlier_tasks and await run_sync(folder.exists):
@@ -298,26 +289,18 @@ class _Host:
                 ErrorKind.CRASHED, "the attempt ended with the process that followed it", continues_session=has_session
             )
 
-    def _request(self, attempt: str, parts: Mapping[str, Any], files: Files) -> ConversationRequest:
-        def report(op: str, fields: Mapping[str, Any]) -> None:
+    def _request(self, attempt: str, frame: Frame, files: Files) -> ConversationRequest:
+        def report(op: str, **fields: Any) -> None:
             with suppress(TypeError, ValueError):  # no JSON
                 self._write({"op": op, **fields, "attempt": attempt})
 
-        def on_output(output: Output) -> None:
-            report("output", {"output": as_json(output)})
-
-        def on_session(session_id: str) -> None:
-            report("session", {"session_id": session_id})
-
-        def on_allowance(allowance: Allowance) -> None:
-            report("allowance", {"limits": as_json(allowance)})
-
-        return ConversationRequest(
-            **read_request(parts),
+        wants_allowance = frame.get("wants_allowance")
+        return replace(
+            from_json(ConversationRequest, frame["request"]),
             files=files,
-            on_output=on_output,
-            on_session=on_session,
-            on_allowance=on_allowance if parts.get("wants_allowance") else None,
+            on_output=lambda output: report("output", output=as_json(output)),
+            on_session=lambda session_id: report("session", session_id=session_id),
+            on_allowance=(lambda limits: report("allowance", limits=as_json(limits))) if wants_allowance else None,
         )
 
     async def _backend(self, described: Mapping[str, JsonValue]) -> Backend:

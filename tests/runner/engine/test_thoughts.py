@@ -10,8 +10,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Task
 from plait.backends import ConversationRequest, Message, Reply, Usage
-from plait.backends.hosts.host_frames import read_reply
-from plait.json_form import as_json
+from plait.json_form import as_json, from_json
 from plait.persistence import SQLiteStore
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import cli, run_cli
@@ -67,4 +66,4 @@ async def test_thoughts_are_the_reasoning_of_a_trace(store: Store) -> None:
 
 def test_thoughts_arrive_from_a_host() -> None:
     reply = Reply("fine", messages=(Message("user", "?"), Message("assistant", "fine", thoughts="hm")))
-    assert read_reply(json.loads(json.dumps(as_json(reply)))) == reply
+    assert from_json(Reply, json.loads(json.dumps(as_json(reply)))) == reply
