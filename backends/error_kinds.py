@@ -16,54 +16,31 @@ from plait.json_form import JsonValue
 from plait.safe_text import parse_json
 
 _BY_STATUS: Mapping[int, ErrorKind] = {
-    401: ErrorKind.AUTH,
-    402: ErrorKind.AUTH,
-    403: ErrorKind.AUTH,
-    408: ErrorKind.TRANSIENT,
-    409: ErrorKind.TRANSIENT,
+    **dict.fromkeys((401, 402, 403), ErrorKind.AUTH),
+    **dict.fromkeys((408, 409, 425), ErrorKind.TRANSIENT),
     413: ErrorKind.CONTEXT_OVERFLOW,
-    425: ErrorKind.TRANSIENT,
     429: ErrorKind.RATE_LIMITED,
-    498: ErrorKind.OVERLOADED,
-    503: ErrorKind.OVERLOADED,
-    529: ErrorKind.OVERLOADED,
+    **dict.fromkeys((498, 503, 529), ErrorKind.OVERLOADED),
 }
 _BY_CODE: Mapping[str, ErrorKind] = {
-    "context_length_exceeded": ErrorKind.CONTEXT_OVERFLOW,
-    "exceed_context_size_error": ErrorKind.CONTEXT_OVERFLOW,
-    "request_too_large": ErrorKind.CONTEXT_OVERFLOW,
-    "json_validate_failed": ErrorKind.INVALID_OUTPUT,
-    "output_parse_failed": ErrorKind.INVALID_OUTPUT,
-    "tool_use_failed": ErrorKind.INVALID_OUTPUT,
-    "insufficient_quota": ErrorKind.AUTH,
-    "billing_error": ErrorKind.AUTH,
-    "content_filter": ErrorKind.REFUSED,
-    "content_policy_violation": ErrorKind.REFUSED,
-    "invalid_prompt": ErrorKind.REFUSED,
+    **dict.fromkeys(("context_length_exceeded", "exceed_context_size_error", "request_too_large"),
+                    ErrorKind.CONTEXT_OVERFLOW),
+    **dict.fromkeys(("json_validate_failed", "output_parse_failed", "tool_use_failed"), ErrorKind.INVALID_OUTPUT),
+    **dict.fromkeys(("insufficient_quota", "billing_error"), ErrorKind.AUTH),
+    **dict.fromkeys(("content_filter", "content_policy_violation", "invalid_prompt"), ErrorKind.REFUSED),
     "overloaded_error": ErrorKind.OVERLOADED,
-    "rate_limit_error": ErrorKind.RATE_LIMITED,
-    "rate_limit_exceeded": ErrorKind.RATE_LIMITED,
-}
+    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), ErrorKind.RATE_LIMITED),
+}  # fmt: skip
 """Codes that are more specific than the HTTP status."""
 _WITHOUT_STATUS: Mapping[str, ErrorKind] = {
-    "authentication_error": ErrorKind.AUTH,
-    "permission_error": ErrorKind.AUTH,
-    "invalid_request_error": ErrorKind.INVALID_REQUEST,
-    "not_found_error": ErrorKind.INVALID_REQUEST,
+    **dict.fromkeys(("authentication_error", "permission_error"), ErrorKind.AUTH),
+    **dict.fromkeys(("invalid_request_error", "not_found_error"), ErrorKind.INVALID_REQUEST),
 }
 """Codes of errors inside a stream, where no HTTP status is available."""
 _OVERFLOW_PHRASES = (
-    "prompt is too long",
-    "context length",
-    "context limit",
-    "context size",
-    "context window",
-    "maximum model length",
-    "maximum prompt length",
-    "exceeds the maximum number of tokens",
-    "exceeded model token limit",
-    "input is too long",
-)
+    "prompt is too long", "context length", "context limit", "context size", "context window", "maximum model length",
+    "maximum prompt length", "exceeds the maximum number of tokens", "exceeded model token limit", "input is too long",
+)  # fmt: skip
 _OF_OVERFLOWS = {0, 200, 400, 422, 500}
 """Statuses with which servers report a full context: that of llama.cpp and of Ollama is 500."""
 _TOO_LARGE = "request too large"
@@ -82,15 +59,10 @@ NO_REASON = "no reason given"
 _DEEPEST, _MOST = 4, 3
 """Levels of an error that are read, and the members of a list."""
 _MINIMAX: Mapping[str, str] = {
-    "1002": "rate_limit_error",
-    "1039": "rate_limit_error",
-    "1041": "rate_limit_error",
-    "2045": "rate_limit_error",
-    "1004": "authentication_error",
-    "2049": "authentication_error",
+    **dict.fromkeys(("1002", "1039", "1041", "2045"), "rate_limit_error"),
+    **dict.fromkeys(("1004", "2049"), "authentication_error"),
     "1008": "insufficient_quota",
-    "1026": "content_filter",
-    "1027": "content_filter",
+    **dict.fromkeys(("1026", "1027"), "content_filter"),
     "2013": "invalid_request_error",
 }
 """The codes of `base_resp`, which MiniMax sends with status 200, in the words of others."""

@@ -14,7 +14,6 @@ from typing import Literal
 
 from plait.backends.agents.acp_messages import (
     AUTH_REQUIRED,
-    PHRASES,
     VERSION,
     AcpStep,
     Grant,
@@ -209,7 +208,7 @@ class AcpMachine:
             words = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
             return TurnAnswer(words, usage=self.usage, question=question)
         if self._result is None:
-            raise self._failed(*no_outcome(self._title, ending, PHRASES))
+            raise self._failed(*no_outcome(self._title, ending))
         reason = text(self._result, "stopReason")
         wrong = stopped_by_denial(reason, self._denied, is_silent=self._updates.is_silent)
         if reason == "end_turn":

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Literal, TypeAlias
 
 from plait.backends.agents.agent_catalog import CatalogEntry
-from plait.backends.agents.agent_errors import COMMON, THROTTLED, Phrases, classify, kind_of_failure
+from plait.backends.agents.agent_errors import THROTTLED, WORDS, by_phrase, classify, kind_of_failure
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text
 from plait.backends.json_fields import at, count, counted, describe_tool_call, number, tables, text
@@ -301,30 +301,8 @@ def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:
     return counted(read, written, cache_read=cache_read, cache_write=cache_write, reasoning=thought)
 
 
-PHRASES: Phrases = (
-    # Another process holds the session, or held it a moment ago.
-    ("active writer", ErrorKind.TRANSIENT),
-    ("already in use", ErrorKind.TRANSIENT),
-    # The session was opened from an index, and its file is gone.
-    ("thread not found", ErrorKind.SESSION_LOST),
-    ("missing source rollout", ErrorKind.SESSION_LOST),
-    ("configuration value not found", ErrorKind.INVALID_REQUEST),
-    *COMMON,
-)
-_LOST: Phrases = (
-    ("not found", ErrorKind.SESSION_LOST),
-    ("no rollout found", ErrorKind.SESSION_LOST),
-    ("invalid session identifier", ErrorKind.SESSION_LOST),
-    ("no previous sessions", ErrorKind.SESSION_LOST),
-    ("service failure", ErrorKind.SESSION_LOST),
-)
-_BY_WORD: Mapping[str, ErrorKind] = {
-    "rate_limit": ErrorKind.RATE_LIMITED,
-    "overloaded": ErrorKind.OVERLOADED,
-    "authentication_failed": ErrorKind.AUTH,
-    "billing_error": ErrorKind.AUTH,
-    "invalid_request": ErrorKind.INVALID_REQUEST,
-}
+_LOST = ("not found", "invalid session identifier", "no previous sessions", "service failure")
+"""Parts of a message, in lower case, with which agents refuse to open a session that they do not have."""
 _IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
 _BY_CODE: Mapping[int, ErrorKind] = {
     AUTH_REQUIRED: ErrorKind.AUTH,
@@ -342,17 +320,18 @@ def error_of(error: JsonValue, *, opens_session: bool = False) -> tuple[ErrorKin
     code, message = at(error, "code"), _message(error)
     code = code if isinstance(code, int) else int(number(error, "code") or 0)
     if opens_session and code != AUTH_REQUIRED:
-        kind = classify(message, (*PHRASES, *_LOST))
-        if code == NOT_FOUND or kind is ErrorKind.SESSION_LOST:
+        kind = by_phrase(message)
+        is_lost = kind is ErrorKind.SESSION_LOST or (kind is None and any(part in message.lower() for part in _LOST))
+        if code == NOT_FOUND or is_lost:
             return ErrorKind.SESSION_LOST, message
     if THROTTLED in message.lower():
         return ErrorKind.OVERLOADED, message
     word = text(error, "data", "errorKind")
-    if named := _BY_WORD.get(word) or kind_of_reason(word):
+    if named := WORDS.get(word) or kind_of_reason(word):
         return named, message
     if 400 <= code < 600:
-        return classify(message, PHRASES, code), message
-    return _BY_CODE.get(code) or classify(message, PHRASES), message
+        return classify(message, code), message
+    return _BY_CODE.get(code) or classify(message), message
 
 
 def stopped_by_denial(reason: str, denied: Sequence[str], *, is_silent: bool) -> tuple[ErrorKind, str] | None:
@@ -375,10 +354,10 @@ def error_in_text(
     words = updates.text.strip()
     if agent.error_begins is not None and words.startswith(agent.error_begins):
         status = _IN_BRACKETS.search(words)
-        return classify(words, PHRASES, int(status[1]) if status else 0), words
+        return classify(words, int(status[1]) if status else 0), words
     if agent.counts_answers and at(result, "usage") is None:
         # Warnings precede the error in the same text, one per paragraph.
-        return kind_of_failure(words.rpartition("\n\n")[2] or "no reason given", PHRASES)
+        return kind_of_failure(words.rpartition("\n\n")[2] or "no reason given")
     if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
         # opencode treats a path at the beginning of a prompt as an unknown command.
         hint = "the agent may have taken the prompt for a command; begin the prompt with another character than a slash"

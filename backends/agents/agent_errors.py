@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 from plait.backends.agents.agent_output import ProcessEnd, plain
 from plait.backends.error_kinds import kind_of, read_error, reports_limit
@@ -14,33 +13,37 @@ from plait.errors import BackendError, ErrorKind
 from plait.safe_text import header_values, masked, parse_json, shown
 from plait.usage import NO_USAGE, Usage
 
-Phrases: TypeAlias = Sequence[tuple[str, ErrorKind]]
-"""Parts of a message in lower case, and the kind of each. The first match counts."""
-
 THROTTLED = "temporarily limiting requests"
 """Part of a message, in lower case, that says that the server has no room at the moment."""
-COMMON: Phrases = (
-    (THROTTLED, ErrorKind.OVERLOADED),
-    ("usage limit", ErrorKind.RATE_LIMITED),
-    ("rate limit", ErrorKind.RATE_LIMITED),
-    ("prompt is too long", ErrorKind.CONTEXT_OVERFLOW),
-    ("context window", ErrorKind.CONTEXT_OVERFLOW),
-    ("exceeds the maximum length", ErrorKind.CONTEXT_OVERFLOW),
-    ("usage policy", ErrorKind.REFUSED),
-    ("not logged in", ErrorKind.AUTH),
-    ("please run /login", ErrorKind.AUTH),
-    ("please log in", ErrorKind.AUTH),
-    ("log in again", ErrorKind.AUTH),
-    ("invalid api key", ErrorKind.AUTH),
-    ("incorrect api key", ErrorKind.AUTH),
-    ("api key not valid", ErrorKind.AUTH),
-    ("missing api key", ErrorKind.AUTH),
-    ("no api key", ErrorKind.AUTH),
-    ("token has expired", ErrorKind.AUTH),
-    ("authentication failed", ErrorKind.AUTH),
-    ("authentication_error", ErrorKind.AUTH),
-    ("unauthorized", ErrorKind.AUTH),
-)
+_PHRASES: Sequence[tuple[ErrorKind, Sequence[str]]] = (
+    # The message to continue from is not in the session file; the session was opened from an index, its file is gone.
+    (ErrorKind.SESSION_LOST, ("no conversation found", "no message found with message.uuid", "no rollout found",
+                              "missing source rollout", "thread not found")),
+    # Another process holds the session, or held it a moment ago.
+    (ErrorKind.TRANSIENT, ("already in use", "active writer")),
+    (ErrorKind.INVALID_REQUEST, ("error: unknown option", "error: unexpected argument", "error: invalid value",
+                                 "error: --json-schema is not", "error loading config", "is invalid. allowed choices",
+                                 "configuration value not found", "not inside a trusted directory",
+                                 "root/sudo privileges")),
+    (ErrorKind.AUTH, ("quota exceeded. check your plan", "out of credits", "with your chatgpt plan, upgrade",
+                      "missing environment variable")),
+    (ErrorKind.REFUSED, ("was flagged", "request was blocked", "usage policy")),
+    (ErrorKind.OVERLOADED, ("at capacity", THROTTLED)),
+    (ErrorKind.RATE_LIMITED, ("usage limit", "rate limit")),
+    (ErrorKind.CONTEXT_OVERFLOW, ("prompt is too long", "context window", "exceeds the maximum length")),
+    (ErrorKind.AUTH, ("not logged in", "please run /login", "please log in", "log in again", "invalid api key",
+                      "incorrect api key", "api key not valid", "missing api key", "no api key", "token has expired",
+                      "authentication failed", "authentication_error", "unauthorized")),
+)  # fmt: skip
+"""Parts of the messages of all agents in lower case, and the kind of each. The first match counts."""
+WORDS: Mapping[str, ErrorKind] = {
+    **dict.fromkeys(("authentication_failed", "billing_error", "account_on_hold", "verification_required",
+                     "cloud_credential_error", "oauth_org_not_allowed"), ErrorKind.AUTH),
+    "rate_limit": ErrorKind.RATE_LIMITED,
+    "overloaded": ErrorKind.OVERLOADED,
+    **dict.fromkeys(("invalid_request", "model_not_found"), ErrorKind.INVALID_REQUEST),
+}  # fmt: skip
+"""Claude Code's words for errors without an HTTP status, which its adapter for ACP uses too."""
 _KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer +\S+")
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
 """Starts of lines that say where an error occurred, or in which version, but not its cause."""
@@ -57,13 +60,21 @@ class SchemaRefused(BackendError):  # noqa: N818
         super().__init__(ErrorKind.INVALID_REQUEST, safe_line(message))
 
 
-def classify(message: str, phrases: Phrases, status: int = 0, words: Sequence[str] = ()) -> ErrorKind:
+def by_phrase(message: str) -> ErrorKind | None:
+    """Return the kind of the error in `message` by the words of agents; None if they say nothing known."""
+    lowered = message[:2000].lower()
+    kind = next((kind for kind, phrases in _PHRASES if any(phrase in lowered for phrase in phrases)), None)
+    reason = None if kind else _REASON.search(lowered)
+    return kind_of_reason(reason[1]) if reason else kind
+
+
+def classify(message: str, status: int = 0, words: Sequence[str] = ()) -> ErrorKind:
     """Return the kind of the error in `message`, given its HTTP `status` and machine-readable `words` if known."""
     status = status or status_in(message)
-    return _by_phrase(message, phrases) or kind_of(status, words, message)
+    return by_phrase(message) or kind_of(status, words, message)
 
 
-def kind_of_failure(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
+def kind_of_failure(message: str) -> tuple[ErrorKind, str]:
     """Return kind and message of a failed request, as reported by a program.
 
     For HTTP status 400 a program reports the server's whole answer as JSON.
@@ -73,9 +84,9 @@ def kind_of_failure(message: str, phrases: Phrases) -> tuple[ErrorKind, str]:
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        return classify(message, phrases), message
+        return classify(message), message
     words, reason = read_error(body)
-    return classify(reason, phrases, 400, words), reason
+    return classify(reason, 400, words), reason
 
 
 def status_in(message: str) -> int:
@@ -115,9 +126,7 @@ def hide(error: BackendError, environment: Mapping[str, str]) -> None:
     error.args = (error.message,)
 
 
-def no_outcome(
-    program: str, ending: ProcessEnd, phrases: Phrases, noise: tuple[str, ...] = ()
-) -> tuple[ErrorKind, str]:
+def no_outcome(program: str, ending: ProcessEnd, noise: tuple[str, ...] = ()) -> tuple[ErrorKind, str]:
     """Return kind and message for a `program` that ended without reporting an outcome.
 
     The message comes from what the program said, on stderr or as plain text on stdout. Lines that start with `noise`
@@ -126,7 +135,7 @@ def no_outcome(
     errors, printed = _telling(plain(ending.stderr), noise), _telling("\n".join(ending.stdout), noise)
     if ending.status is None or ending.status >= 0:
         for line in (*reversed(errors), *reversed(printed)):
-            if kind := _by_phrase(line, phrases) or (ErrorKind.RATE_LIMITED if reports_limit(line) else None):
+            if kind := by_phrase(line) or (ErrorKind.RATE_LIMITED if reports_limit(line) else None):
                 return kind, f"{program}: {line}"
         for line in reversed(printed):
             if kind := _by_status(line):
@@ -146,13 +155,6 @@ def _by_status(line: str) -> ErrorKind | None:
     status = status_in(line)
     kind = kind_of(status, (), line)
     return kind if status or kind is not ErrorKind.TRANSIENT else None
-
-
-def _by_phrase(message: str, phrases: Phrases) -> ErrorKind | None:
-    lowered = message[:2000].lower()
-    kind = next((kind for phrase, kind in phrases if phrase in lowered), None)
-    reason = None if kind else _REASON.search(lowered)
-    return kind_of_reason(reason[1]) if reason else kind
 
 
 def _manner(status: int | None) -> str:

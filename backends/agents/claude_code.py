@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from plait.backends.agents.agent_errors import (
-    COMMON,
     THROTTLED,
-    Phrases,
+    WORDS,
     SchemaRefused,
     classify,
     failure,
@@ -301,18 +300,6 @@ def _dollars(amount: float) -> str:
 
 # The kinds of its failures.
 
-PHRASES: Phrases = (
-    ("no conversation found", ErrorKind.SESSION_LOST),
-    # The message to continue from is not in the session file.
-    ("no message found with message.uuid", ErrorKind.SESSION_LOST),
-    # Another process holds the session, or held it a moment ago.
-    ("already in use", ErrorKind.TRANSIENT),
-    ("error: unknown option", ErrorKind.INVALID_REQUEST),
-    ("error: --json-schema is not", ErrorKind.INVALID_REQUEST),
-    ("is invalid. allowed choices", ErrorKind.INVALID_REQUEST),
-    ("root/sudo privileges", ErrorKind.INVALID_REQUEST),
-    *COMMON,
-)
 REFUSES_SCHEMA = ("--json-schema is not", "input_schema")
 """Messages about a schema that exceeds Claude Code's own check, or the server's rules for a tool's input."""
 _LIMITS: Mapping[str, ErrorKind] = {
@@ -323,36 +310,14 @@ _LIMITS: Mapping[str, ErrorKind] = {
 }
 _TYPED: Mapping[str, ErrorKind] = {
     "usage_limit_reached": ErrorKind.RATE_LIMITED,
-    "model_requires_usage_credits": ErrorKind.AUTH,
-    "long_context_credits_required": ErrorKind.AUTH,
-    "provider_credentials": ErrorKind.AUTH,
-    "gateway_signin_required": ErrorKind.AUTH,
-    "gateway_session_expired": ErrorKind.AUTH,
-    "api_key_auth_disabled": ErrorKind.AUTH,
-    "org_disabled_credential": ErrorKind.AUTH,
-    "invalid_credential_header": ErrorKind.AUTH,
-    "network_edge_blocked": ErrorKind.AUTH,
-    "message_over_context_limit": ErrorKind.CONTEXT_OVERFLOW,
-    "autocompact_thrashing": ErrorKind.CONTEXT_OVERFLOW,
-    "safety_monitor_blocked": ErrorKind.REFUSED,
-    "dlp_request_denied": ErrorKind.REFUSED,
-    "claude_code_version_too_old": ErrorKind.INVALID_REQUEST,
-    "tool_history_mismatch": ErrorKind.INVALID_REQUEST,
-}
+    **dict.fromkeys(("model_requires_usage_credits", "long_context_credits_required", "provider_credentials",
+                     "gateway_signin_required", "gateway_session_expired", "api_key_auth_disabled",
+                     "org_disabled_credential", "invalid_credential_header", "network_edge_blocked"), ErrorKind.AUTH),
+    **dict.fromkeys(("message_over_context_limit", "autocompact_thrashing"), ErrorKind.CONTEXT_OVERFLOW),
+    **dict.fromkeys(("safety_monitor_blocked", "dlp_request_denied"), ErrorKind.REFUSED),
+    **dict.fromkeys(("claude_code_version_too_old", "tool_history_mismatch"), ErrorKind.INVALID_REQUEST),
+}  # fmt: skip
 """`api_error` of a failed turn, where the HTTP status would mislead."""
-_UNTYPED: Mapping[str, ErrorKind] = {
-    "authentication_failed": ErrorKind.AUTH,
-    "billing_error": ErrorKind.AUTH,
-    "account_on_hold": ErrorKind.AUTH,
-    "verification_required": ErrorKind.AUTH,
-    "cloud_credential_error": ErrorKind.AUTH,
-    "oauth_org_not_allowed": ErrorKind.AUTH,
-    "rate_limit": ErrorKind.RATE_LIMITED,
-    "overloaded": ErrorKind.OVERLOADED,
-    "invalid_request": ErrorKind.INVALID_REQUEST,
-    "model_not_found": ErrorKind.INVALID_REQUEST,
-}
-"""`error` of a failed turn, for errors without an HTTP status."""
 
 
 def kind_of_result(result: Mapping[str, JsonValue], message: str, error: str) -> ErrorKind:
@@ -365,12 +330,12 @@ def kind_of_result(result: Mapping[str, JsonValue], message: str, error: str) ->
     status = count(result, "api_error_status")
     kind = kind or next(filter(None, map(kind_of_reason, _reasons(result))), None)
     if kind is None and not status:
-        kind = _UNTYPED.get(error) or kind_of_reason(error)
+        kind = WORDS.get(error) or kind_of_reason(error)
     if kind is not None:
         return kind
     if text(result, "startup_failure_reason") not in {"", "session_held_by_background"}:
         return ErrorKind.INVALID_REQUEST
-    return classify(message, PHRASES, status, [text(result, "api_error_type")])
+    return classify(message, status, [text(result, "api_error_type")])
 
 
 def _reasons(result: Mapping[str, JsonValue]) -> Sequence[str]:
@@ -522,7 +487,7 @@ class ClaudeReader:
         # The agent ended during background work. Claude Code may also stop waiting by itself, with status 0.
         is_cut = not self.is_final and ending.status != 0
         if result is None or is_cut:
-            kind, message = no_outcome("Claude Code", ending, PHRASES)
+            kind, message = no_outcome("Claude Code", ending)
             self._check_schema(message)
             raise failure(kind, message, usage=self.usage, continues_session=self.session_id is not None)
         if at(result, "is_error") is not False or text(result, "subtype") != "success":

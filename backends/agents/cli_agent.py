@@ -28,7 +28,7 @@ from uuid import uuid4
 import anyio
 
 from plait.backends.agents.agent_catalog import UNKNOWN, CatalogEntry, agent
-from plait.backends.agents.agent_errors import COMMON, SchemaRefused, classify, hide, safe_line
+from plait.backends.agents.agent_errors import SchemaRefused, classify, hide, safe_line
 from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, read_line
 from plait.backends.agents.agent_sessions import SessionInUse, Sessions, digest, first_before, holds, since, unmarked
 from plait.backends.agents.agent_transcript import (
@@ -370,7 +370,7 @@ class AgentConversation:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
             if error.kind is ErrorKind.TIMEOUT and reader.session_id is None and self._plain_lines:
                 # The agent waits, before its turn has begun, for a login perhaps that nobody will make.
-                kind = classify("\n".join(self._plain_lines), COMMON)
+                kind = classify("\n".join(self._plain_lines))
                 error.kind = kind if kind is ErrorKind.AUTH else error.kind
                 error.message += f"; the last line of its output: {safe_line(self._plain_lines[-1])}"
             if error.kind is ErrorKind.TRUNCATED and reader.last_text:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
 
-from plait.backends.agents.agent_errors import COMMON, Phrases, failure, kind_of_failure, no_outcome
+from plait.backends.agents.agent_errors import failure, kind_of_failure, no_outcome
 from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer
 from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.backend_protocol import Output
@@ -161,24 +161,6 @@ def _toml(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-_PHRASES: Phrases = (
-    ("no rollout found", ErrorKind.SESSION_LOST),
-    ("missing source rollout", ErrorKind.SESSION_LOST),
-    # Another process holds the session, or held it a moment ago.
-    ("already has an active writer", ErrorKind.TRANSIENT),
-    ("quota exceeded. check your plan", ErrorKind.AUTH),
-    ("out of credits", ErrorKind.AUTH),
-    ("with your chatgpt plan, upgrade", ErrorKind.AUTH),
-    ("missing environment variable", ErrorKind.AUTH),
-    ("was flagged", ErrorKind.REFUSED),
-    ("request was blocked", ErrorKind.REFUSED),
-    ("at capacity", ErrorKind.OVERLOADED),
-    ("not inside a trusted directory", ErrorKind.INVALID_REQUEST),
-    ("error loading config", ErrorKind.INVALID_REQUEST),
-    ("error: invalid value", ErrorKind.INVALID_REQUEST),
-    ("error: unexpected argument", ErrorKind.INVALID_REQUEST),
-    *COMMON,
-)
 _NOISE = ("Reading prompt from stdin", "Reading additional input from stdin")
 
 
@@ -256,11 +238,11 @@ class CodexReader:
         if self._is_another:
             raise failure(ErrorKind.SESSION_LOST, f"Codex has no session {self._resumed}, and started another session")
         if self._failure is not None:
-            kind, reason = kind_of_failure(self._failure, _PHRASES)
+            kind, reason = kind_of_failure(self._failure)
             wait = seconds_left(reason, self._now())
             raise failure(kind, f"Codex: {reason}", wait=wait, continues_session=self._has_output)
         if self._completed is None:
-            kind, message = no_outcome("Codex", ending, _PHRASES, _NOISE)
+            kind, message = no_outcome("Codex", ending, _NOISE)
             raise failure(kind, message, continues_session=self._has_output)
         used = at(self._completed, "usage")
         total = counted(

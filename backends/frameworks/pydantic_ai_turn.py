@@ -437,29 +437,18 @@ class History:
 
 _BY_CLASS: Mapping[str, ErrorKind] = {
     "ContentFilterError": ErrorKind.REFUSED,
-    "OutputTokenLimitExceeded": ErrorKind.TRUNCATED,
-    "IncompleteToolCall": ErrorKind.TRUNCATED,
+    **dict.fromkeys(("OutputTokenLimitExceeded", "IncompleteToolCall"), ErrorKind.TRUNCATED),
     "UnexpectedModelBehavior": ErrorKind.INVALID_OUTPUT,
-    "UsageLimitExceeded": ErrorKind.INVALID_REQUEST,
-    "UserError": ErrorKind.INVALID_REQUEST,
+    **dict.fromkeys(("UsageLimitExceeded", "UserError", "ModelRequestRejectedError"), ErrorKind.INVALID_REQUEST),
     "ModelRateLimitError": ErrorKind.RATE_LIMITED,
-    "ModelQuotaExceededError": ErrorKind.AUTH,
+    **dict.fromkeys(("ModelQuotaExceededError", "ModelAuthenticationError"), ErrorKind.AUTH),
     "ModelUnavailableError": ErrorKind.OVERLOADED,
-    "ModelServerError": ErrorKind.TRANSIENT,
-    "ModelTimeoutError": ErrorKind.TIMEOUT,
-    "ModelRequestTimeout": ErrorKind.TIMEOUT,
-    "ModelConnectionError": ErrorKind.TRANSIENT,
-    "ModelAuthenticationError": ErrorKind.AUTH,
+    **dict.fromkeys(("ModelTimeoutError", "ModelRequestTimeout"), ErrorKind.TIMEOUT),
     "ModelContextWindowExceededError": ErrorKind.CONTEXT_OVERFLOW,
-    "ModelRequestRejectedError": ErrorKind.INVALID_REQUEST,
-    "ModelAPIError": ErrorKind.TRANSIENT,
-    "MCPError": ErrorKind.TRANSIENT,
-    "McpError": ErrorKind.TRANSIENT,
-    "ClosedResourceError": ErrorKind.TRANSIENT,
-    "BrokenResourceError": ErrorKind.TRANSIENT,
-    "ConnectionError": ErrorKind.TRANSIENT,
-    "TimeoutError": ErrorKind.TRANSIENT,
-}
+    **dict.fromkeys(("ModelServerError", "ModelConnectionError", "ModelAPIError", "MCPError", "McpError",
+                     "ClosedResourceError", "BrokenResourceError", "ConnectionError", "TimeoutError"),
+                    ErrorKind.TRANSIENT),
+}  # fmt: skip
 """Kinds by the name of an exception's class, the nearest class first. By name, because versions of pydantic-ai differ
 in the classes that they have.
 """

@@ -34,12 +34,12 @@ MESSAGES = {
     "the session is already in use": "transient",
     "Thread not found": "session_lost",
     "missing source rollout for x": "session_lost",
+    "no rollout found for x": "session_lost",
     "configuration value not found": "invalid_request",
     "the usage limit is reached": "rate_limited",
 }
 LOST = [
     "session not found",
-    "no rollout found for x",
     "Invalid session identifier",
     "no previous sessions",
     "service failure",
@@ -76,6 +76,7 @@ def test_a_code_that_is_an_http_status_counts_before_a_status_in_the_message() -
 def test_a_message_without_a_telling_code(message: str) -> None:
     assert error_of({"code": -32603, "message": message})[0].value == MESSAGES[message]
     assert error_of({"message": message})[0].value == MESSAGES[message]
+    assert error_of({"message": message}, opens_session=True)[0].value == MESSAGES[message]
 
 
 @pytest.mark.parametrize("message", LOST)

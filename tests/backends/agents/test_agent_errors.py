@@ -7,7 +7,6 @@ import json
 import pytest
 
 from plait.backends.agents.agent_errors import (
-    COMMON,
     classify,
     failure,
     hide,
@@ -52,8 +51,8 @@ PHRASES = {
 
 @pytest.mark.parametrize("message", PHRASES)
 def test_a_phrase_counts_before_the_status(message: str) -> None:
-    assert classify(message, COMMON, 500).value == PHRASES[message]
-    assert classify(" " * 2000 + message, COMMON, 500) is ErrorKind.TRANSIENT
+    assert classify(message, 500).value == PHRASES[message]
+    assert classify(" " * 2000 + message, 500) is ErrorKind.TRANSIENT
 
 
 @pytest.mark.parametrize(
@@ -89,19 +88,19 @@ def test_the_status_in_a_message(message: str, status: int) -> None:
     ],
 )
 def test_a_server_s_whole_answer_is_read(body: object, kind: str, message: str) -> None:
-    found = kind_of_failure(json.dumps(body), COMMON)
+    found = kind_of_failure(json.dumps(body))
     assert (found[0].value, found[1]) == (kind, message)
 
 
 def test_an_unpaid_account_is_no_limit_to_wait_for() -> None:
     body = {"error": {"message": "quota exceeded, try again in 3 days", "code": "insufficient_quota"}}
-    assert kind_of_failure(json.dumps(body), COMMON)[0] is ErrorKind.AUTH
+    assert kind_of_failure(json.dumps(body))[0] is ErrorKind.AUTH
 
 
 @pytest.mark.parametrize("message", ["API Error: 503 busy", "[503]"])
 def test_any_other_text_is_the_message(message: str) -> None:
     kind = "overloaded" if "Error" in message else "transient"
-    assert (kind_of_failure(message, COMMON)[0].value, kind_of_failure(message, COMMON)[1]) == (kind, message)
+    assert (kind_of_failure(message)[0].value, kind_of_failure(message)[1]) == (kind, message)
 
 
 def test_only_a_limit_has_a_time_to_wait_and_a_lost_session_is_not_continued() -> None:
@@ -156,27 +155,27 @@ def test_secret_variables_are_masked_in_an_error() -> None:
     [(None, "ended"), (0, "ended with status 0"), (3, "ended with status 3"), (-9, "was ended by SIGKILL")],
 )
 def test_how_a_command_ended(status: int | None, how: str) -> None:
-    assert no_outcome("it", ProcessEnd(status, ""), COMMON) == (ErrorKind.CRASHED, f"it {how} before its turn was over")
+    assert no_outcome("it", ProcessEnd(status, "")) == (ErrorKind.CRASHED, f"it {how} before its turn was over")
 
 
 def test_a_signal_without_a_name_is_named_by_its_number() -> None:
-    assert no_outcome("it", ProcessEnd(-200, ""), COMMON)[1] == "it was ended by signal 200 before its turn was over"
+    assert no_outcome("it", ProcessEnd(-200, ""))[1] == "it was ended by signal 200 before its turn was over"
 
 
 def test_the_last_telling_line_is_the_message() -> None:
     stderr = (
         "noise: x\n\x1b[31mError: broken\x1b[0m\n    at file.js\n\tat b\nNode.js v22\nBun v1\nnote: run with x\n---\n"
     )
-    told = no_outcome("it", ProcessEnd(1, stderr), COMMON, ("noise",))
+    told = no_outcome("it", ProcessEnd(1, stderr), ("noise",))
     assert told == (ErrorKind.CRASHED, "it ended with status 1 before its turn was over: Error: broken")
-    assert no_outcome("it", ProcessEnd(1, "noise: x"), COMMON, ("noise",))[1].endswith("was over")
-    assert no_outcome("it", ProcessEnd(1, " at a\n at b"), COMMON)[1].endswith("was over:  at b")
+    assert no_outcome("it", ProcessEnd(1, "noise: x"), ("noise",))[1].endswith("was over")
+    assert no_outcome("it", ProcessEnd(1, " at a\n at b"))[1].endswith("was over:  at b")
 
 
 def test_a_phrase_on_any_line_decides_unless_a_signal_ended_the_command() -> None:
-    assert no_outcome("it", ProcessEnd(1, "x\nWeekly limit reached\nx"), COMMON)[0] is ErrorKind.RATE_LIMITED
+    assert no_outcome("it", ProcessEnd(1, "x\nWeekly limit reached\nx"))[0] is ErrorKind.RATE_LIMITED
     stderr = "first\nNot logged in\nlast"
-    assert no_outcome("it", ProcessEnd(1, stderr), COMMON) == (ErrorKind.AUTH, "it: Not logged in")
-    assert no_outcome("it", ProcessEnd(None, stderr), COMMON) == (ErrorKind.AUTH, "it: Not logged in")
-    assert no_outcome("it", ProcessEnd(-9, stderr), COMMON)[0] is ErrorKind.CRASHED
-    assert no_outcome("it", ProcessEnd(1, "Rate limit\nNot logged in"), COMMON)[0] is ErrorKind.AUTH
+    assert no_outcome("it", ProcessEnd(1, stderr)) == (ErrorKind.AUTH, "it: Not logged in")
+    assert no_outcome("it", ProcessEnd(None, stderr)) == (ErrorKind.AUTH, "it: Not logged in")
+    assert no_outcome("it", ProcessEnd(-9, stderr))[0] is ErrorKind.CRASHED
+    assert no_outcome("it", ProcessEnd(1, "Rate limit\nNot logged in"))[0] is ErrorKind.AUTH

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends import ClaudeCodeBackend, CodexBackend
-from plait.backends.agents.agent_errors import COMMON, no_outcome, safe_line
+from plait.backends.agents.agent_errors import no_outcome, safe_line
 from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer
 from plait.backends.json_fields import number
 from plait.errors import BackendError
@@ -179,5 +179,5 @@ note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace
     ],
 )
 def test_a_crash_is_told_by_the_line_that_says_why(stderr: str, told: str) -> None:
-    _, message = no_outcome("It", ProcessEnd(1, stderr), COMMON)
+    _, message = no_outcome("It", ProcessEnd(1, stderr))
     assert safe_line(message) == f"It ended with status 1 before its turn was over{told}"
