@@ -5,7 +5,8 @@ may contradict each other, read as usage. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from plait.json_form import JsonValue
@@ -136,16 +137,8 @@ class UsageTally:
 
     def note(self, request: str, used: Usage) -> None:
         """Record that `request` has used at least the tokens of `used`."""
-        old = self._requests.get(request, NO_USAGE)
-        self._requests[request] = new = at_least(old, used)
-        self.total += Usage(
-            new.input_tokens - old.input_tokens,
-            new.output_tokens - old.output_tokens,
-            cache_read_tokens=new.cache_read_tokens - old.cache_read_tokens,
-            cache_write_tokens=new.cache_write_tokens - old.cache_write_tokens,
-            reasoning_tokens=new.reasoning_tokens - old.reasoning_tokens,
-            cache_write_1h_tokens=new.cache_write_1h_tokens - old.cache_write_1h_tokens,
-        )
+        self._requests[request] = at_least(self._requests.get(request, NO_USAGE), used)
+        self.total = sum(self._requests.values(), NO_USAGE)
 
 
 def at_least(before: Usage, used: Usage) -> Usage:
@@ -153,13 +146,31 @@ def at_least(before: Usage, used: Usage) -> Usage:
     if before is NO_USAGE and used.model is None:
         return used
     costs = [cost for cost in (before.cost_usd, used.cost_usd) if cost is not None]
+    return _each(max, before, used, max(costs, default=None), before.model)
+
+
+def since(total: Usage, before: Usage) -> Usage:
+    """Return the difference between two counts of a growing total."""
+    cost = None if total.cost_usd is None else max(0.0, total.cost_usd - (before.cost_usd or 0.0))
+    return _each(lambda now, then: max(0, now - then), total, before, cost, total.model)
+
+
+_counts = attrgetter(
+    *("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "cache_write_1h_tokens"),
+    "reasoning_tokens",
+)
+
+
+def _each(of: Callable[[int, int], int], one: Usage, other: Usage, cost: float | None, model: str | None) -> Usage:
+    """Return the usage whose counts are `of` those of `one` and `other`."""
+    read, written, cache_read, cache_write, cache_write_1h, reasoning = map(of, _counts(one), _counts(other))
     return counted(
-        max(before.input_tokens, used.input_tokens),
-        max(before.output_tokens, used.output_tokens),
-        max(costs, default=None),
-        model=before.model,
-        cache_read=max(before.cache_read_tokens, used.cache_read_tokens),
-        cache_write=max(before.cache_write_tokens, used.cache_write_tokens),
-        cache_write_1h=max(before.cache_write_1h_tokens, used.cache_write_1h_tokens),
-        reasoning=max(before.reasoning_tokens, used.reasoning_tokens),
+        read,
+        written,
+        cost,
+        model=model,
+        cache_read=cache_read,
+        cache_write=cache_write,
+        cache_write_1h=cache_write_1h,
+        reasoning=reasoning,
     )

@@ -13,7 +13,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -23,8 +25,6 @@ from plait.json_form import value
 
 ACP = "acp"
 """Kind of the backend shared by all agents without a backend of their own."""
-ACP_BACKEND = "acp_agent:AcpBackend"
-"""Its class, as `CatalogEntry.backend`."""
 
 
 @value
@@ -271,6 +271,14 @@ ACP_AGENTS = tuple(entry.name for entry in _SPEAK_ACP)
 def agent(name: str) -> CatalogEntry | None:
     """Return the agent called `name`; None if unknown."""
     return next((entry for entry in AGENTS if entry.name == name), None)
+
+
+def backend_class(kind: str) -> Any:
+    """Return the class of the backends of `kind`, imported now; None if no agent has a backend of this kind."""
+    entry = agent(kind)
+    place = "acp_agent:AcpBackend" if kind == ACP else "" if entry is None else entry.backend
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"{__package__}.{module}"), name) if place else None
 
 
 def acp_agent_of(command: Sequence[str]) -> CatalogEntry:

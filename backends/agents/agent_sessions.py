@@ -19,7 +19,7 @@ from typing import Any
 
 import anyio
 
-from plait.backends.json_fields import at, counted, tables, text
+from plait.backends.json_fields import at, tables, text
 from plait.backends.process.private_files import is_locked, lock_file, private_folder, replace_file
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import as_json, from_json
@@ -176,20 +176,6 @@ def _read(path: Path) -> Usage | None:
 def _write(path: Path, usage: Usage) -> None:
     with suppress(OSError):
         replace_file(path, json.dumps(as_json(usage)))
-
-
-def since(total: Usage, before: Usage) -> Usage:
-    """Return the difference between two counts of a growing total."""
-    # The history of a conversation holds no tokens counted apart, so a part may come out larger than the whole.
-    return counted(
-        max(0, total.input_tokens - before.input_tokens),
-        max(0, total.output_tokens - before.output_tokens),
-        None if total.cost_usd is None else max(0.0, total.cost_usd - (before.cost_usd or 0.0)),
-        model=total.model,
-        cache_read=max(0, total.cache_read_tokens - before.cache_read_tokens),
-        cache_write=max(0, total.cache_write_tokens - before.cache_write_tokens),
-        reasoning=max(0, total.reasoning_tokens - before.reasoning_tokens),
-    )
 
 
 def digest(prompt: str) -> str:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from json import dumps
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, cast
 
-from plait.backends.agents.agent_catalog import ACP, ACP_BACKEND, agent
+from plait.backends.agents.agent_catalog import backend_class
 from plait.backends.agents.agent_errors import safe_line
 from plait.backends.agents.agent_output import OutputLine, Reader, read_line
 from plait.backends.backend_protocol import ConversationRequest, Output
@@ -281,12 +280,5 @@ def _time_of(event: Mapping[str, JsonValue]) -> str | None:
 def _reader_for(folder: Path) -> Reader | None:
     """Return the reader for the output of the call in `folder`; None if the agent is unknown."""
     manifest = read_manifest(folder)
-    kind = "" if manifest is None else manifest.note.get("kind", "")
-    entry = agent(kind)
-    place = ACP_BACKEND if kind == ACP else "" if entry is None else entry.backend
-    if not place:
-        return None
-    module, _, name = place.partition(":")
-    backend: Any = getattr(import_module(f"{__package__}.{module}"), name)
-    reader: Reader = backend.transcript_reader(folder)
-    return reader
+    backend = None if manifest is None else backend_class(manifest.note.get("kind", ""))
+    return None if backend is None else cast("Reader", backend.transcript_reader(folder))

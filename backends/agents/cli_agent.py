@@ -30,7 +30,7 @@ import anyio
 from plait.backends.agents.agent_catalog import UNKNOWN, CatalogEntry, agent
 from plait.backends.agents.agent_errors import SchemaRefused, classify, hide, safe_line
 from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, read_line
-from plait.backends.agents.agent_sessions import SessionInUse, Sessions, digest, first_before, holds, since, unmarked
+from plait.backends.agents.agent_sessions import SessionInUse, Sessions, digest, first_before, holds, unmarked
 from plait.backends.agents.agent_transcript import (
     UnreportedCall,
     cut_before,
@@ -48,6 +48,7 @@ from plait.backends.backend_protocol import (
     Output,
     Reply,
 )
+from plait.backends.json_fields import since
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeA
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from plait.backends.agents.agent_catalog import ACP_AGENTS, agent
+from plait.backends.agents.agent_catalog import ACP_AGENTS, agent, backend_class
 from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
 from plait.backends.function_backend import PersonBackend, as_backend
@@ -190,6 +190,10 @@ class AgentSpec(ProgramSpec):
             arguments["command"] = str(folder / Path(self.command).expanduser())
         return arguments
 
+    def make(self, folder: Path) -> AgentBackend:
+        kind: str = cast("Any", self).kind
+        return cast("AgentBackend", backend_class(kind)(**self.options(folder)))
+
 
 class ClaudeCodeSpec(AgentSpec):
     """Claude Code, run as `claude -p`."""
@@ -219,11 +223,6 @@ class ClaudeCodeSpec(AgentSpec):
     bare: bool = Field(default=False, description="Without hooks, memory, plugins and CLAUDE.md files.")
     base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
 
-    def make(self, folder: Path) -> AgentBackend:
-        from plait.backends.agents.claude_code import ClaudeCodeBackend  # noqa: PLC0415
-
-        return ClaudeCodeBackend(**self.options(folder))
-
 
 class CodexSpec(AgentSpec):
     """Codex, run as `codex exec`."""
@@ -241,11 +240,6 @@ class CodexSpec(AgentSpec):
     api_key_env: str | None = Field(
         default=None, description="The environment variable that holds the key for base_url; never the key itself."
     )
-
-    def make(self, folder: Path) -> AgentBackend:
-        from plait.backends.agents.codex import CodexBackend  # noqa: PLC0415
-
-        return CodexBackend(**self.options(folder))
 
 
 class AcpSpec(AgentSpec):
@@ -277,11 +271,6 @@ class AcpSpec(AgentSpec):
         if entry is not None:
             arguments["command"] = (entry.program, *entry.arguments)
         return arguments
-
-    def make(self, folder: Path) -> AgentBackend:
-        from plait.backends.agents.acp_agent import AcpBackend  # noqa: PLC0415
-
-        return AcpBackend(**self.options(folder))
 
 
 class FunctionSpec(Spec):
@@ -342,6 +331,7 @@ ServerUrls: TypeAlias = Annotated[
 class _RemoteSpec(_ModelSpec):
     adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
     takes_files: ClassVar[Literal["contents", "paths"] | None] = RemoteBackend.takes_files
+    backend: ClassVar[type[OpenAIBackend] | type[AnthropicBackend]]
     model: str | None = Field(default=None, description="The model's name at the server.")
     base_url: ServerUrls | None = Field(
         default=None,
@@ -379,10 +369,10 @@ class _RemoteSpec(_ModelSpec):
         check_extra(extra)
         return extra
 
-    def _made(self, kind: type[OpenAIBackend] | type[AnthropicBackend]) -> Backend:
+    def make(self, folder: Path) -> Backend:  # noqa: ARG002 - for entries with paths
         options = self.model_dump(exclude={*_OWN, "base_url"})
         urls: list[str | None] = [*self.base_urls] or [None]
-        backends = [kind(base_url=url, **options) for url in urls]
+        backends = [self.backend(base_url=url, **options) for url in urls]
         return LoadBalancedBackend(backends) if isinstance(self.base_url, list) else backends[0]
 
 
@@ -390,6 +380,7 @@ class OpenAISpec(_RemoteSpec):
     """OpenAI, or any server that speaks its chat completions (Ollama, vLLM, llama.cpp, LM Studio, OpenRouter)."""
 
     kind: Literal["openai"]
+    backend: ClassVar[type[OpenAIBackend]] = OpenAIBackend
     api_version: str | None = Field(
         default=None,
         min_length=1,
@@ -400,14 +391,12 @@ class OpenAISpec(_RemoteSpec):
         description="The environment variable that holds the key; never the key itself.",
     )
 
-    def make(self, folder: Path) -> Backend:  # noqa: ARG002 - for entries with paths
-        return self._made(OpenAIBackend)
-
 
 class AnthropicSpec(_RemoteSpec):
     """Anthropic, or any server that speaks its messages API."""
 
     kind: Literal["anthropic"]
+    backend: ClassVar[type[AnthropicBackend]] = AnthropicBackend
     max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
         default=16_384, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
     )
@@ -415,9 +404,6 @@ class AnthropicSpec(_RemoteSpec):
         default="ANTHROPIC_API_KEY",
         description="The environment variable that holds the key; never the key itself.",
     )
-
-    def make(self, folder: Path) -> Backend:  # noqa: ARG002 - for entries with paths
-        return self._made(AnthropicBackend)
 
 
 class LocalSpec(_ModelSpec):

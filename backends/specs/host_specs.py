@@ -36,10 +36,6 @@ class HostPart(BaseModel):
         description="The command there: a name on the PATH of a login that is not interactive, or a path.",
     )
 
-    def host(self) -> SSHHost:
-        """Return the host."""
-        return SSHHost(self.name, self.slots, self.address, self.plait)
-
 
 class SSHHostsPart(BaseModel):
     """Hosts reached with OpenSSH, each by a command such as `ssh m3 plait host`."""
@@ -75,14 +71,9 @@ class SSHHostsPart(BaseModel):
         """The sum of the slots of all hosts."""
         return self.make().slots
 
-    @property
-    def way(self) -> str:
-        """The way to the hosts, in a word."""
-        return "ssh"
-
     def make(self) -> SSHHosts:
         """Return the hosts. Raises ValueError for invalid values."""
-        hosts = [one if isinstance(one, str) else one.host() for one in self.hosts]
+        hosts = [one if isinstance(one, str) else SSHHost(**one.model_dump()) for one in self.hosts]
         return SSHHosts(hosts, ssh=SSH if self.ssh is None else self.ssh, patience=self.patience)
 
 
@@ -116,11 +107,6 @@ class DaskHostsPart(BaseModel):
     def slots(self) -> None:
         """None: only the scheduler has the workers, which may come and go."""
         return None
-
-    @property
-    def way(self) -> str:
-        """The way to the hosts, in a word."""
-        return self.address
 
     def make(self) -> DaskHosts:
         """Return the hosts. Raises BackendUnavailable without the package distributed."""

@@ -466,11 +466,11 @@ async def _visit(group: HostsInUse) -> tuple[list[HostState], list[Finding]]:
                     if state.is_usable:
                         beside.start_soon(check, index, host)
             none = HostState(
-                group.part.way, 0, problem="no worker that offers resources; start workers, with --resources"
+                group.part.names[0], 0, problem="no worker that offers resources; start workers, with --resources"
             )
             return states or [none], [one for index in sorted(found) for one in found[index]]
     except HostUnreachable as error:
-        return [HostState(group.part.way, 0, problem=f"away: {error}")], []
+        return [HostState(group.part.names[0], 0, problem=f"away: {error}")], []
 
 
 async def _doctor(host: ReachableHost) -> list[Finding]:
