@@ -271,7 +271,7 @@ class AcpTranscriptReader(AcpMachine):
 
     def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
         request = permission_request(params)
-        self._outputs += self._updates.tool(at(params, "toolCall"))
+        self._outputs += self._tool(at(params, "toolCall"))
         self._show("waiting", request.question.text)
         self._requests[name_of(answer(identity, None))] = request
         self._listen()

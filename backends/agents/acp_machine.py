@@ -8,6 +8,7 @@ a process that adopts a turn reads the output from its start, and sends the mess
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -20,11 +21,9 @@ from plait.backends.agents.acp_messages import (
     Message,
     PermissionPolicy,
     PermissionRequest,
-    Updates,
     answer,
-    answering,
     choose,
-    error_in_text,
+    describe,
     error_of,
     list_login_methods,
     name_of,
@@ -34,23 +33,28 @@ from plait.backends.agents.acp_messages import (
     refusal,
     request,
     stopped_by_denial,
+    tokens_of,
 )
 from plait.backends.agents.agent_catalog import UNKNOWN, acp_agent_named
-from plait.backends.agents.agent_errors import failure, no_outcome
+from plait.backends.agents.agent_errors import classify, failure, kind_of_failure, no_outcome
 from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import seconds_left
-from plait.backends.json_fields import at, tables, text
+from plait.backends.json_fields import at, count, number, tables, text
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import JsonValue, value
 from plait.safe_text import shown
-from plait.usage import Usage
+from plait.usage import NO_USAGE, Usage
 
 _INTRODUCTION: Message = {
     "protocolVersion": VERSION,
     "clientCapabilities": {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False},
     "clientInfo": {"name": "plait", "version": "1"},
 }
+_UNNUMBERED = "\0"
+_TELLING = 500
+"""Number of characters that identify a prompt."""
+_IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
 _CANCELLED: JsonValue = {"outcome": {"outcome": "cancelled"}}
 
 
@@ -123,7 +127,19 @@ class AcpMachine:
         self._has_prompt = False
         self._is_cancelled = False
         self._outputs: list[Output] = []
-        self._updates = Updates()
+        self._past_prompts: list[str] = []
+        """Pieces of the user's earlier prompts, sent by an agent that loads a session."""
+        self._used_tools = False
+        self._is_silent = True
+        """Whether the agent wrote no text since the start of the turn, or since the last refusal."""
+        self._messages: dict[str, str] = {}
+        """Messages by id, the most recently extended message last."""
+        self._notes = 0
+        self._ends_in_text = False
+        """Whether no tool was called since the last piece of text: text before a tool is no answer."""
+        self._tools: dict[str, str] = {}
+        self._counted = NO_USAGE
+        self._cost: float | None = None
         self._denied: list[str] = []
         self._result: JsonValue = None
         self._failure: BackendError | None = None
@@ -171,16 +187,23 @@ class AcpMachine:
 
     @property
     def usage(self) -> Usage:
-        """Usage counted so far."""
-        model = answering(self._result)
-        if not model and (self._result is not None or not self._updates.is_silent):  # the model has answered
+        """Usage from the turn's result or, if that has no counts, as counted so far."""
+        used = tables(self._result, "_meta", "quota", "model_usage")
+        model = text(used[0], "model") if len(used) == 1 else ""
+        if not model and (self._result is not None or not self._is_silent):  # the model has answered
             model = self.goals.model or self._current("model")
-        return replace(self._updates.total(self._result), model=shown(model) or None)
+        counts, quota = tokens_of(at(self._result, "usage")), at(self._result, "_meta", "quota", "token_count")
+        counts = counts if counts != NO_USAGE else Usage(count(quota, "input_tokens"), count(quota, "output_tokens"))
+        return replace(self._counted if counts == NO_USAGE else counts, cost_usd=self._cost, model=shown(model) or None)
 
     @property
     def last_text(self) -> str:
-        """The last message of the answer."""
-        return self._updates.text
+        """The last message. Agents that number their messages insert notes without a number, which count only where
+        there is nothing else.
+        """
+        last = [*reversed(self._messages.items())]
+        numbered = (message for identity, message in last if not identity.startswith(_UNNUMBERED))
+        return next(numbered, last[0][1] if last else "")
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one message of the agent, and return the outputs in the message."""
@@ -205,17 +228,37 @@ class AcpMachine:
             raise self._failure
         if self.permission_request is not None:
             question = self.permission_request.question
-            words = "\n\n".join(filter(None, (self._updates.text, f"({question.text})")))
+            words = "\n\n".join(filter(None, (self.last_text, f"({question.text})")))
             return TurnAnswer(words, usage=self.usage, question=question)
         if self._result is None:
             raise self._failed(*no_outcome(self._title, ending))
         reason = text(self._result, "stopReason")
-        wrong = stopped_by_denial(reason, self._denied, is_silent=self._updates.is_silent)
+        wrong = stopped_by_denial(reason, self._denied, is_silent=self._is_silent)
         if reason == "end_turn":
-            wrong = wrong or error_in_text(self._agent, self._result, self._updates, self.goals.prompt)
+            wrong = wrong or self._error_in_text()
         if wrong is not None:
             raise self._failed(wrong[0], f"{self._title}: {wrong[1]}")
-        return TurnAnswer(self._updates.answer, usage=self.usage, reasons=[reason or "none given"])
+        return TurnAnswer(
+            self.last_text if self._ends_in_text else "", usage=self.usage, reasons=[reason or "none given"]
+        )
+
+    def _error_in_text(self) -> tuple[ErrorKind, str] | None:
+        """Return kind and message of an error hidden in a successful end of turn; None for a proper answer.
+
+        Some agents report errors as answer text.
+        """
+        words = self.last_text.strip()
+        if self._agent.error_begins is not None and words.startswith(self._agent.error_begins):
+            status = _IN_BRACKETS.search(words)
+            return classify(words, int(status[1]) if status else 0), words
+        if self._agent.counts_answers and at(self._result, "usage") is None:
+            # Warnings precede the error in the same text, one per paragraph.
+            return kind_of_failure(words.rpartition("\n\n")[2] or "no reason given")
+        if not words and not self._used_tools and self.goals.prompt.lstrip().startswith("/"):
+            # opencode treats a path at the beginning of a prompt as an unknown command.
+            hint = "the agent may have taken the prompt for a command; begin the prompt with another character than a"
+            return ErrorKind.INVALID_REQUEST, f"the answer is empty: {hint} slash"
+        return None
 
     def _failed(self, kind: ErrorKind, message: str) -> BackendError:
         wait, continues = seconds_left(message, self._now()), self.session_id is not None
@@ -351,7 +394,7 @@ class AcpMachine:
 
     def _send_next(self) -> None:
         """Send the next setting, or the prompt."""
-        if self._opening == "session/load" and not self._updates.holds(self._prompts_to_find):
+        if self._opening == "session/load" and not self._holds(self._prompts_to_find):
             message = "the session does not hold the earlier prompt; start a new session"
             raise self._failed(ErrorKind.SESSION_LOST, message)
         while self._settings:
@@ -376,13 +419,54 @@ class AcpMachine:
             raise self._refused(event)
         self._result = at(event, "result") or {}
 
+    def _holds(self, prompts: Sequence[str]) -> bool:
+        """Return whether one of `prompts` was sent earlier, or `prompts` is empty."""
+        earlier = " ".join("".join(self._past_prompts).split())
+        return not prompts or any(" ".join(prompt.split())[:_TELLING] in earlier for prompt in prompts)
+
     def _update(self, params: JsonValue) -> None:
         update = at(params, "update")
+        kind = text(update, "sessionUpdate")
         if not self._has_prompt:
-            self._updates.past(update)
-        elif text(params, "sessionId") == self.announced:
-            outputs = self._updates.read(update)
-            self._outputs += outputs if self.permission_request is None else []
+            if kind == "user_message_chunk":
+                self._past_prompts.append(text(update, "content", "text"))
+            return
+        if text(params, "sessionId") != self.announced:
+            return
+        outputs: list[Output] = []
+        match kind:
+            case "agent_message_chunk":
+                self._counted += tokens_of(at(update, "_meta", "usage"))
+                if piece := text(update, "content", "text"):
+                    self._is_silent, self._ends_in_text = False, True
+                    message_id = text(update, "messageId") or f"{_UNNUMBERED}{self._notes}"
+                    self._messages[message_id] = self._messages.pop(message_id, "") + piece
+                    outputs = [Output("text", piece, self.usage)]
+            case "tool_call" | "tool_call_update":
+                outputs = self._tool(update)
+            case "usage_update":
+                if text(update, "cost", "currency") in {"", "USD"}:
+                    self._cost = number(update, "cost", "amount") if at(update, "cost") else self._cost
+            case "user_message_chunk":
+                self._notes += 1
+            case _:
+                pass
+        if self.permission_request is None:
+            self._outputs += outputs
+
+    def _tool(self, update: JsonValue) -> list[Output]:
+        """Read a tool call, or an update of a tool call, and return an output if the description is new."""
+        self._used_tools = True
+        self._notes += 1
+        if not (text(update, "title") or at(update, "rawInput")):
+            return []
+        identity, words = text(update, "toolCallId"), describe(update)
+        if identity not in self._tools:
+            self._ends_in_text = False
+        if self._tools.get(identity) == words:
+            return []
+        self._tools[identity] = words
+        return [Output("tool", words, self.usage)]
 
     def _permission_requested(self, identity: JsonValue, params: JsonValue) -> None:
         """Handle a permission request."""
@@ -402,9 +486,9 @@ class AcpMachine:
         option = choose(permission, goals.permissions, goals.grant)
         selected: JsonValue = {"outcome": "selected", "optionId": option.identity} if option else None
         self._send(answer(identity, {"outcome": selected} if selected else _CANCELLED))
-        self._outputs += self._updates.tool(at(params, "toolCall"))
+        self._outputs += self._tool(at(params, "toolCall"))
         if option is None or option.kind.startswith("reject"):
-            self._updates.is_silent = True
+            self._is_silent = True
             self._denied.append(permission.about)
             self._show("notice", f"not allowed: {permission.about}")
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, TypeAlias
 
-from plait.backends.agents.agent_catalog import CatalogEntry
-from plait.backends.agents.agent_errors import THROTTLED, WORDS, by_phrase, classify, kind_of_failure
-from plait.backends.backend_protocol import Output
+from plait.backends.agents.agent_errors import THROTTLED, WORDS, by_phrase, classify
 from plait.backends.error_kinds import error_text
 from plait.backends.json_fields import at, count, counted, describe_tool_call, number, tables, text
 from plait.backends.whole_answer import kind_of_reason
@@ -23,7 +19,7 @@ from plait.dialogue import Question
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue, value
 from plait.safe_text import clean_text, shown
-from plait.usage import NO_USAGE, Usage
+from plait.usage import Usage
 
 Message: TypeAlias = "dict[str, JsonValue]"
 VERSION = 1
@@ -181,114 +177,7 @@ def _action_id(tool: JsonValue) -> str:
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-_UNNUMBERED = "\0"
-_TELLING = 500
-"""Number of characters that identify a prompt."""
-
-
-class Updates:
-    """All updates of one turn. Earlier messages, sent by an agent that loads a session, are kept separately."""
-
-    def __init__(self) -> None:
-        self._past_prompts: list[str] = []
-        """Pieces of the user's earlier prompts."""
-        self.used_tools = False
-        self.is_silent = True
-        """Whether the agent wrote no text since the start of the turn, or since the last refusal."""
-        self._messages: dict[str, str] = {}
-        """Messages by id, the most recently extended message last."""
-        self._notes = 0
-        self._ends_in_text = False
-        """Whether no tool was called since the last piece of text."""
-        self._tools: dict[str, str] = {}
-        self._counted = NO_USAGE
-        self._cost: float | None = None
-
-    @property
-    def text(self) -> str:
-        """The last message. Agents that number their messages insert notes without a number, which count only where
-        there is nothing else.
-        """
-        last = [*reversed(self._messages.items())]
-        numbered = (message for identity, message in last if not identity.startswith(_UNNUMBERED))
-        return next(numbered, last[0][1] if last else "")
-
-    @property
-    def answer(self) -> str:
-        """The last message, unless a tool was called after its last piece: text before a tool is no answer."""
-        return self.text if self._ends_in_text else ""
-
-    @property
-    def usage(self) -> Usage:
-        """Usage counted during the turn."""
-        return replace(self._counted, cost_usd=self._cost)
-
-    def past(self, update: JsonValue) -> None:
-        """Read an update about an earlier turn."""
-        if text(update, "sessionUpdate") == "user_message_chunk":
-            self._past_prompts.append(text(update, "content", "text"))
-
-    def holds(self, prompts: Sequence[str]) -> bool:
-        """Return whether one of `prompts` was sent earlier, or `prompts` is empty."""
-        prompts_text = " ".join("".join(self._past_prompts).split())
-        return not prompts or any(" ".join(prompt.split())[:_TELLING] in prompts_text for prompt in prompts)
-
-    def read(self, update: JsonValue) -> Sequence[Output]:
-        """Read an update, and return its outputs."""
-        match text(update, "sessionUpdate"):
-            case "agent_message_chunk":
-                return self._piece(update)
-            case "tool_call" | "tool_call_update":
-                return self.tool(update)
-            case "usage_update":
-                if text(update, "cost", "currency") in {"", "USD"}:
-                    self._cost = number(update, "cost", "amount") if at(update, "cost") else self._cost
-            case "user_message_chunk":
-                self._notes += 1
-            case _:
-                pass
-        return []
-
-    def total(self, result: JsonValue) -> Usage:
-        """Return the turn's usage from its `result`, or the usage counted during the turn if `result` has no counts."""
-        usage = _tokens(at(result, "usage"))
-        if usage == NO_USAGE:
-            quota = at(result, "_meta", "quota", "token_count")
-            usage = Usage(count(quota, "input_tokens"), count(quota, "output_tokens"))
-        return replace(self._counted if usage == NO_USAGE else usage, cost_usd=self._cost)
-
-    def _piece(self, update: JsonValue) -> Sequence[Output]:
-        self._counted += _tokens(at(update, "_meta", "usage"))
-        piece = text(update, "content", "text")
-        if not piece:
-            return []
-        self.is_silent, self._ends_in_text = False, True
-        message_id = text(update, "messageId") or f"{_UNNUMBERED}{self._notes}"
-        self._messages[message_id] = self._messages.pop(message_id, "") + piece
-        return [Output("text", piece, self.usage)]
-
-    def tool(self, update: JsonValue) -> Sequence[Output]:
-        """Read a tool call, or an update of a tool call, and return an output if the description is new."""
-        self.used_tools = True
-        self._notes += 1
-        if not (text(update, "title") or at(update, "rawInput")):
-            return []
-        identity, words = text(update, "toolCallId"), describe(update)
-        if identity not in self._tools:
-            self._ends_in_text = False
-        if self._tools.get(identity) == words:
-            return []
-        self._tools[identity] = words
-        return [Output("tool", words, self.usage)]
-
-
-def answering(result: JsonValue) -> str:
-    """Return the answering model named in the turn's `result`; empty unless exactly one model is named."""
-    used = tables(result, "_meta", "quota", "model_usage")
-    return text(used[0], "model") if len(used) == 1 else ""
-
-
-def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:
+def tokens_of(usage: JsonValue) -> Usage:
     """Return the tokens in `usage`. Agents count cached and thought tokens inside or beside the rest; the total shows
     which.
     """
@@ -303,7 +192,6 @@ def _tokens(usage: JsonValue | Mapping[str, JsonValue]) -> Usage:
 
 _LOST = ("not found", "invalid session identifier", "no previous sessions", "service failure")
 """Parts of a message, in lower case, with which agents refuse to open a session that they do not have."""
-_IN_BRACKETS = re.compile(r"\(([45]\d\d)\b")
 _BY_CODE: Mapping[int, ErrorKind] = {
     AUTH_REQUIRED: ErrorKind.AUTH,
     NOT_FOUND: ErrorKind.SESSION_LOST,
@@ -341,27 +229,6 @@ def stopped_by_denial(reason: str, denied: Sequence[str], *, is_silent: bool) ->
     """
     if denied and (reason == "cancelled" or (reason == "end_turn" and is_silent)):
         return ErrorKind.INVALID_REQUEST, f"the turn stopped after a denied action: {denied[-1]}; change `permissions`"
-    return None
-
-
-def error_in_text(
-    agent: CatalogEntry, result: JsonValue, updates: Updates, prompt: str
-) -> tuple[ErrorKind, str] | None:
-    """Return kind and message of an error hidden in a successful end of turn; None for a proper answer.
-
-    Some agents report errors as answer text.
-    """
-    words = updates.text.strip()
-    if agent.error_begins is not None and words.startswith(agent.error_begins):
-        status = _IN_BRACKETS.search(words)
-        return classify(words, int(status[1]) if status else 0), words
-    if agent.counts_answers and at(result, "usage") is None:
-        # Warnings precede the error in the same text, one per paragraph.
-        return kind_of_failure(words.rpartition("\n\n")[2] or "no reason given")
-    if not words and not updates.used_tools and prompt.lstrip().startswith("/"):
-        # opencode treats a path at the beginning of a prompt as an unknown command.
-        hint = "the agent may have taken the prompt for a command; begin the prompt with another character than a slash"
-        return ErrorKind.INVALID_REQUEST, f"the answer is empty: {hint}"
     return None
 
 

@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -24,7 +23,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from uuid import uuid4
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Reply
@@ -56,7 +55,7 @@ class LangGraphBackend:
     which needs async methods.
     """
 
-    def __init__(self, graph: CompiledGraph, *, to_input: Callable[[str], Any] | None = None) -> None:
+    def __init__(self, graph: Any, *, to_input: Callable[[str], Any] | None = None) -> None:
         if not (hasattr(graph, "astream") and hasattr(graph, "aget_state")):
             raise TypeError(f"LangGraphBackend takes a compiled graph, not {type(graph).__name__}; call its compile()")
         self._graph = graph
@@ -128,20 +127,11 @@ _NO_CHECKPOINTER = (
 )
 
 
-class CompiledGraph(Protocol):
-    """The used part of a compiled graph. Loosely typed, because the library's own types are incomplete."""
-
-    @property
-    def checkpointer(self) -> Any: ...
-    def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]: ...
-    async def aget_state(self, *args: Any, **kwargs: Any) -> Any: ...
-
-
 class UnstoredThread:
     """A conversation with a graph without a checkpointer, and the common part of both kinds."""
 
     def __init__(
-        self, graph: CompiledGraph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
+        self, graph: Any, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
     ) -> None:
         self._graph = graph
         self._to_input = to_input
@@ -250,7 +240,7 @@ class Thread(UnstoredThread):
     """A conversation kept by the graph's checkpointer."""
 
     def __init__(
-        self, graph: CompiledGraph, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
+        self, graph: Any, to_input: Callable[[str, ConversationRequest], Any], request: ConversationRequest
     ) -> None:
         super().__init__(graph, to_input, request)
         resumed = request.session_id if request.resume else None
@@ -395,19 +385,21 @@ async def copy_thread(saver: Any, source: str, target: str) -> None:
     """
     chain = [one async for one in saver.alist({"configurable": {"thread_id": source}})]
     for one in reversed(chain):  # the list starts with the newest, which has to be written last
-        before = one.parent_config["configurable"].get("checkpoint_id") if one.parent_config else None
-        place: dict[str, Any] = {
-            "thread_id": target,
-            "checkpoint_ns": one.config["configurable"].get("checkpoint_ns", ""),
-            **({} if before is None else {"checkpoint_id": before}),
-        }
         versions = one.checkpoint["channel_versions"]
-        stored = await saver.aput({"configurable": place}, one.checkpoint, one.metadata, versions)
+        stored = await saver.aput(_place_of(one, target), one.checkpoint, one.metadata, versions)
         writes: dict[str, list[tuple[str, Any]]] = {}
         for task, channel, written in one.pending_writes or ():
             writes.setdefault(task, []).append((channel, written))
         for task, those in writes.items():
             await saver.aput_writes(stored, those, task)
+
+
+def _place_of(saved: Any, thread: str) -> dict[str, Any]:
+    """Return the place in `thread` at which a checkpoint is written in place of `saved`, or as its copy."""
+    parent: Any = saved.parent_config
+    before: Any = parent["configurable"].get("checkpoint_id") if parent else None
+    place = {"thread_id": thread, "checkpoint_ns": saved.config["configurable"].get("checkpoint_ns", "")}
+    return {"configurable": place if before is None else {**place, "checkpoint_id": before}}
 
 
 def _places(state: Any) -> Iterator[Any]:
@@ -562,9 +554,7 @@ class RunFields:
             "channel_values": {**newest.checkpoint["channel_values"], **self.values},
             "channel_versions": {**versions, **changed},
         }
-        before = newest.parent_config["configurable"].get("checkpoint_id") if newest.parent_config else None
-        place = {"thread_id": thread, "checkpoint_ns": "", **({} if before is None else {"checkpoint_id": before})}
-        await saver.aput({"configurable": place}, checkpoint, newest.metadata, changed)
+        await saver.aput(_place_of(newest, thread), checkpoint, newest.metadata, changed)
 
 
 @cache

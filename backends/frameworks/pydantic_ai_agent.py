@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from importlib import import_module
 from os import environ
 from pathlib import Path
@@ -91,8 +91,8 @@ class PydanticAIBackend:
         no network. The model's own key is checked when the first conversation is opened.
         """
         require("pydantic_ai", "pydantic-ai")
-        if self._declared is not None:
-            self._declared.check()
+        for server in () if self._declared is None else self._declared.servers:
+            server.check()
 
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
@@ -110,14 +110,19 @@ class PydanticAIBackend:
 
     def _make(self) -> Any:
         with self._lock:  # the import takes seconds, and is made once
-            if self._agent is None and self._declared is not None:
-                import_module("pydantic_ai")
+            if self._agent is None and (declared := self._declared) is not None:
+                from pydantic_ai import Agent  # noqa: PLC0415
+                from pydantic_ai.models import infer_model  # noqa: PLC0415
+                from pydantic_ai.settings import ModelSettings  # noqa: PLC0415
+
+                limit = None if declared.max_tokens is None else ModelSettings(max_tokens=declared.max_tokens)
                 try:
-                    self._agent = self._declared.make()
-                except BackendUnavailable:
-                    raise
+                    model = infer_model(declared.model)
+                    self._agent = Agent(
+                        model, instructions=declared.instructions, tools=declared.tools, model_settings=limit
+                    )
                 except Exception as error:  # a missing key or provider's package, or a tool that cannot be described
-                    text = f"cannot make the agent of model {self._declared.model}: {masked_line(str(error), 600)}"
+                    text = f"cannot make the agent of model {declared.model}: {masked_line(str(error), 600)}"
                     raise BackendUnavailable(text) from error
             return self._agent
 
@@ -156,7 +161,7 @@ class McpServer:
     def check(self) -> None:
         """Raise BackendUnavailable if the command, or an environment variable, is missing."""
         wanted = (*self.pass_env, *([self.api_key_env] if self.api_key_env else []))
-        missing = [name for name in wanted if not os.environ.get(name)]
+        missing = [name for name in wanted if not environ.get(name)]
         if missing:
             raise BackendUnavailable(f"MCP server {self.name!r} needs the environment variable {missing[0]}; set it")
         if self.command and shutil.which(self.program) is None:
@@ -187,20 +192,6 @@ class DeclaredAgent:
     max_tokens: int | None = None
     """Limit of one answer, in tokens; None for the default of the library or the provider."""
 
-    def check(self) -> None:
-        """Raise BackendUnavailable if a server cannot be started."""
-        for server in self.servers:
-            server.check()
-
-    def make(self) -> Any:
-        """Return the agent. Raises the exceptions of pydantic-ai, such as UserError for a missing key."""
-        from pydantic_ai import Agent  # noqa: PLC0415
-        from pydantic_ai.models import infer_model  # noqa: PLC0415
-        from pydantic_ai.settings import ModelSettings  # noqa: PLC0415
-
-        settings = None if self.max_tokens is None else ModelSettings(max_tokens=self.max_tokens)
-        return Agent(infer_model(self.model), instructions=self.instructions, tools=self.tools, model_settings=settings)
-
 
 # MCP servers of a plan's agent: started for a conversation, and ended with it, whole process trees included.
 #
@@ -221,40 +212,41 @@ async def running(servers: Sequence[McpServer]) -> AsyncGenerator[Sequence[Any]]
     if not servers:
         yield ()
         return
-    await run_sync(_load, abandon_on_cancel=True)
+    await run_sync(import_module, "pydantic_ai.mcp", abandon_on_cancel=True)  # takes seconds
     with scratch() as folder:
         async with AsyncExitStack() as stack:
             yield [await stack.enter_async_context(_running(server, folder)) for server in servers]
 
 
-def _load() -> None:
-    import_module("pydantic_ai.mcp")  # takes seconds
-
-
 @asynccontextmanager
 async def _running(server: McpServer, folder: Path) -> AsyncGenerator[Any]:
+    from fastmcp.client.transports import StdioTransport  # noqa: PLC0415
+    from pydantic_ai.mcp import MCPToolset  # noqa: PLC0415
+
+    made = partial(MCPToolset, id=server.name, init_timeout=START_LIMIT)
     if server.url is not None:
-        async with _connected(server, _remote(server, server.url)) as toolset:
+        token = environ.get(server.api_key_env or "")
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        async with _connected(server, made(server.url, headers=headers)) as toolset:
             yield toolset
         return
     tag, log = ProcessTag(secrets.token_hex(8)), folder / f"{server.name}.log"
+    variables = {**child_environment(server.pass_env), PREFIX + tag.marker: "1"}
+    program = StdioTransport(
+        server.program, list(server.command[1:]), variables, str(server.cwd), keep_alive=False, log_file=log
+    )
     with suppress(OSError):  # no watchdog can be started; the server then ends when its input does
         WATCHDOG.watch(tag)
     try:
-        async with _connected(server, _local(server, tag, log), log) as toolset:
-            await run_sync(_offer_to_oom_killer, tag)
+        async with _connected(server, made(program), log) as toolset:
+            with suppress(OSError):  # when memory runs out, the kernel kills the server's processes before this one
+                for process in await run_sync(members, (tag,)):
+                    offer_to_oom_killer(process.pid)
             yield toolset
     finally:
         with CancelScope(shield=True):
             await run_sync(kill_tree, (tag,), KILL_LIMIT)
         WATCHDOG.unwatch(tag.marker)
-
-
-def _offer_to_oom_killer(tag: ProcessTag) -> None:
-    """Let the kernel kill the server's processes before this process when memory runs out."""
-    with suppress(OSError):
-        for process in members((tag,)):
-            offer_to_oom_killer(process.pid)
 
 
 @asynccontextmanager
@@ -269,25 +261,6 @@ async def _connected(server: McpServer, toolset: Any, log: Path | None = None) -
         # The server may be gone by now, and the connection broken.
         with CancelScope(shield=True), suppress(Exception):
             await toolset.__aexit__(None, None, None)
-
-
-def _local(server: McpServer, tag: ProcessTag, log: Path) -> Any:
-    from fastmcp.client.transports import StdioTransport  # noqa: PLC0415
-    from pydantic_ai.mcp import MCPToolset  # noqa: PLC0415
-
-    environment = {**child_environment(server.pass_env), PREFIX + tag.marker: "1"}
-    transport = StdioTransport(
-        server.program, list(server.command[1:]), environment, str(server.cwd), keep_alive=False, log_file=log
-    )
-    return MCPToolset(transport, id=server.name, init_timeout=START_LIMIT)
-
-
-def _remote(server: McpServer, url: str) -> Any:
-    from pydantic_ai.mcp import MCPToolset  # noqa: PLC0415
-
-    token = environ.get(server.api_key_env or "")
-    headers = {"Authorization": f"Bearer {token}"} if token else None
-    return MCPToolset(url, id=server.name, headers=headers, init_timeout=START_LIMIT)
 
 
 def _not_started(server: McpServer, error: Exception, log: Path | None) -> Exception:

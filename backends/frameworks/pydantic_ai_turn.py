@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 _GOES_ON = frozenset({ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.TIMEOUT,
                       ErrorKind.UNEXPECTED})  # fmt: skip
 """Kinds of errors after which the next attempt goes on from the last finished step. After others it starts over."""
-_LOST = "the history of session {} is not on this machine any more"
-_CANCELLED = "the agent stopped between two steps: the run is being cancelled"
 
 
 class AgentConversation:
@@ -63,8 +61,10 @@ class AgentConversation:
         self._deps = deps
         self._request = request
         self._ends = ends
-        self._history: History | None = None
-        """The history so far; None before the first turn."""
+        self._history = History()
+        """The history so far."""
+        self._has_begun = False
+        """Whether a turn has begun, and `_history` is known."""
         self._noted: Sequence[ModelMessage] = ()
         """The messages before the current step, as written last."""
         self._thoughts: list[str] = []
@@ -79,8 +79,8 @@ class AgentConversation:
     async def send(self, prompt: str) -> Reply:
         schema = None if self._request.output_schema is None else Schema(self._request.output_schema)
         new_prompt: str | None = clean_text(prompt)
-        if self._history is None:
-            self._history = await self._recalled()
+        if not self._has_begun:
+            self._history, self._has_begun = await self._recalled(), True
             if self._request.resumes_interrupted and self._history.messages and self._request.files is not None:
                 new_prompt = None
         if new_prompt is not None:
@@ -108,19 +108,18 @@ class AgentConversation:
         if source is not None and request.files is not None:
             stored = await run_sync(History.load, self._file_of(source, request.files))
             if stored is None and (request.resumes_interrupted or not request.history):
-                raise BackendError(ErrorKind.SESSION_LOST, _LOST.format(source))
+                what = f"the history of session {source} is not on this machine any more"
+                raise BackendError(ErrorKind.SESSION_LOST, what)
         if stored is not None:
             return stored if request.resumes_interrupted else _begun_after(stored.finished)
         return _begun_after(from_stored(request.history))
 
     async def _turn(self, prompt: str | None, schema: Schema | None) -> Reply:
-        history = self._known()
-        answer = history.answer if prompt is None else None
+        answer = self._history.answer if prompt is None else None
         if answer is None:
             answer = await self._answered(prompt, schema)
-        history = self._known()
+        self._history = history = replace(self._history, answer=answer)
         usage = spent(history.messages[history.counted :])
-        self._history = replace(history, answer=answer)
         with CancelScope(shield=True):  # an answer that came in time is no timeout
             await self._save()
         return Reply(*answer, self.session_id, usage)
@@ -135,8 +134,7 @@ class AgentConversation:
 
     async def _run(self, prompt: str | None, schema: Schema | None) -> Any:
         """Run the agent once, and return the output."""
-        history = self._known()
-        options = self._options(schema)
+        history, options = self._history, self._options(schema)
         if prompt is not None and "output_type" not in options and schema is not None and self._is_textual:
             prompt = f"{prompt}\n\n{in_words(self._request.output_schema or {})}"
         async with self._agent.iter(prompt, message_history=list(history.messages) or None, **options) as run:
@@ -152,7 +150,8 @@ class AgentConversation:
                 else:
                     continue
                 if cancel_requested():
-                    raise BackendError(ErrorKind.UNEXPECTED, _CANCELLED)
+                    what = "the agent stopped between two steps: the run is being cancelled"
+                    raise BackendError(ErrorKind.UNEXPECTED, what)
                 try:
                     async with node.stream(run.ctx) as events:  # sends the request, or calls the tools
                         async for event in events:
@@ -176,12 +175,8 @@ class AgentConversation:
     def _is_textual(self) -> bool:
         return self._agent.output_type is str
 
-    def _known(self) -> History:
-        assert self._history is not None
-        return self._history
-
     def _remember(self, messages: Sequence[ModelMessage]) -> None:
-        self._history = replace(self._known(), messages=list(messages))
+        self._history = replace(self._history, messages=list(messages))
 
     async def _note(self, messages: Sequence[ModelMessage]) -> None:
         """Write the history before the next step, and report the session."""
@@ -196,7 +191,7 @@ class AgentConversation:
         if self._request.files is None or self.session_id is None:
             return False
         try:
-            await run_sync(self._known().save, self._file_of(self.session_id, self._request.files))
+            await run_sync(self._history.save, self._file_of(self.session_id, self._request.files))
         except (OSError, ValueError) as error:
             # The paid answer counts for more than a copy of the history.
             text = f"the history cannot be written; the stored text is used instead: {masked_line(str(error), 200)}"
@@ -212,9 +207,7 @@ class AgentConversation:
 
     async def _failed(self, failure: BackendError) -> BackendError:
         """Complete the error of the turn with its usage, and with whether the next attempt goes on from here."""
-        if self._history is None:
-            return failure
-        history = self._known()
+        history = self._history
         failure.usage = spent(history.messages[history.counted :])
         if self._is_reported and failure.kind in _GOES_ON:
             # What the failed step left, such as half an answer, is no place to go on from.

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import anyio
 
@@ -30,24 +30,8 @@ CLOSE_S = 2.0
 """Seconds for the process to exit once its input has ended, and for the connection to close."""
 
 
-class Comm(Protocol):
-    """The parts of a connection of Dask that are used, which has no types. Methods raise OSError once it is broken."""
-
-    async def read(self) -> Mapping[str, Any]:
-        """Return the next message."""
-        ...
-
-    async def write(self, msg: Mapping[str, Any]) -> object:
-        """Send a message."""
-        ...
-
-    async def close(self) -> None:
-        """Send what waits, and close."""
-        ...
-
-    def abort(self) -> None:
-        """Close at once."""
-        ...
+Comm: TypeAlias = Any
+"""A connection of Dask, which has no types. Its methods raise OSError once it is broken."""
 
 
 class RemoteProcess:

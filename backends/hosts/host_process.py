@@ -19,7 +19,8 @@ import tempfile
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -67,6 +68,10 @@ async def serve(build: Build, state: Path, version: str) -> None:
     ends. Return only after a probe, which reads the state of the host, and after a refusal.
     """
     reader, write = await _standard_streams()
+
+    def refuse(why: str, message: str) -> None:
+        write({"op": "refused", "why": why, "message": message, "version": version})
+
     try:
         hello = read_frame(await reader.readline())
         if hello["op"] == "probe":
@@ -75,44 +80,27 @@ async def serve(build: Build, state: Path, version: str) -> None:
             # The attempts that hold slots, or the living agents, if there are more of them.
             agents = sum(manifest.is_alive for _, manifest in manifests_below(state))
             write({"op": "state", "version": version, "at_work": max(agents, slots_taken(state))})
-            return
-        host = _admit(hello, state, version)
-        await sweep(host.folder, [attempt_folder(host.folder, attempt) for attempt in hello["keep"]])
-        host.slots.taken()  # raises where files cannot be locked
-    except _Refused as refused:
-        write({"op": "refused", "why": refused.why, "message": str(refused), "version": version})
-        return
+            return None
+        if hello["version"] != version:
+            return refuse("version", f"this host has plait {version}")
+        folder, slots = run_folder(state, hello["key"], hello["host"]), Slots(state, hello["slots"])
+        take_fence(folder, hello["epoch"])
+        await sweep(folder, [attempt_folder(folder, attempt) for attempt in hello["keep"]])
+        slots.taken()  # raises where files cannot be locked
+    except LowEpoch as error:
+        return refuse("fenced", str(error))
     except (ValueError, KeyError, TypeError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.strerror is not None:
             message = f"{error.filename or state} cannot be used: {error.strerror}"
-        write({"op": "refused", "why": "error", "message": one_line(message), "version": version})
-        return
+        return refuse("error", one_line(message))
     write({"op": "ready", "version": version})
     async with AsyncExitStack() as opened, anyio.create_task_group() as attempts:
-        host.begin(build, write, opened, attempts)
+        host = _Host(build, folder, state, slots, write, opened, attempts)
         with _exiting():
             while line := await reader.readline():
                 await host.handle(read_frame(line))
         os._exit(0)
-
-
-class _Refused(Exception):  # noqa: N818 - reads as what it is
-    def __init__(self, why: str, message: str) -> None:
-        super().__init__(message)
-        self.why = why
-
-
-def _admit(hello: Mapping[str, Any], state: Path, version: str) -> _Host:
-    """Return the host, with the fence taken. Raise _Refused for another version, and for an older claim."""
-    if hello["version"] != version:
-        raise _Refused("version", f"this host has plait {version}")
-    folder = run_folder(state, hello["key"], hello["host"])
-    try:
-        take_fence(folder, hello["epoch"])
-    except LowEpoch as error:
-        raise _Refused("fenced", str(error)) from None
-    return _Host(folder, state, hello["slots"])
 
 
 @contextmanager
@@ -159,11 +147,22 @@ class _Output(asyncio.BaseProtocol):
 class _Host:
     """The attempts of a run on this host."""
 
-    def __init__(self, folder: Path, state: Path, slots: int) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        build: Build,
+        folder: Path,
+        state: Path,
+        slots: Slots,
+        write: Callable[[Frame], None],
+        opened: AsyncExitStack,
+        attempts: anyio.abc.TaskGroup,
+    ) -> None:
+        """`opened` holds the backends, and `attempts` the attempts."""
+        self._build, self._write, self._opened, self._attempts = build, write, opened, attempts
+        self._folder = folder
         self._state = state
         self._sessions = state / SESSIONS
-        self.slots = Slots(state, slots)
+        self._slots = slots
         self._waiting: list[str] = []
         """The attempts that wait for a slot, the first to ask first."""
         self._under_way: dict[str, anyio.CancelScope] = {}
@@ -174,12 +173,6 @@ class _Host:
         self._backends: dict[str, Backend] = {}
         self._making = anyio.Lock()
         self._cancellation = Cancellation()
-
-    def begin(
-        self, build: Build, write: Callable[[Frame], None], opened: AsyncExitStack, attempts: anyio.abc.TaskGroup
-    ) -> None:
-        """Begin to handle frames. `opened` holds the backends, and `attempts` the attempts."""
-        self._build, self._write, self._opened, self._attempts = build, write, opened, attempts
         attempts.start_soon(self._look_for_slots)
 
     async def handle(self, frame: Frame) -> None:
@@ -191,7 +184,7 @@ class _Host:
             case "go":
                 attempt = frame["attempt"]
                 self._under_way[attempt] = scope = anyio.CancelScope()
-                self.slots.take(attempt)
+                self._slots.take(attempt)
                 if self._idle:
                     self._idle.pop().set_result((attempt, frame, scope))
                 else:
@@ -201,13 +194,13 @@ class _Host:
             case "wind_down":
                 self._cancellation.request()
             case "remove_files":
-                await sweep(self.folder, ())
-                await run_sync(remove_attempts, self._state, self.folder)
+                await sweep(self._folder, ())
+                await run_sync(remove_attempts, self._state, self._folder)
             case _:
                 pass
 
     def _grant(self) -> None:
-        while self._waiting and self.slots.take(self._waiting[0]):
+        while self._waiting and self._slots.take(self._waiting[0]):
             self._write({"op": "slot", "attempt": self._waiting.pop(0)})
 
     async def _look_for_slots(self) -> None:
@@ -215,7 +208,7 @@ class _Host:
             while True:
                 await anyio.sleep(_RETRY_S)
                 for attempt in self._under_way:  # one that is followed began without a slot if all were taken
-                    self.slots.take(attempt)
+                    self._slots.take(attempt)
                 self._grant()
 
     async def _cancel(self, attempt: str) -> None:
@@ -224,14 +217,14 @@ class _Host:
         if (scope := self._under_way.get(attempt)) is not None:
             scope.cancel()  # `_run` reports the end
             return
-        self.slots.free(attempt)
+        self._slots.free(attempt)
         self._grant()
         self._attempts.start_soon(self._end, attempt)
 
     async def _end(self, attempt: str) -> None:
         """End the processes of an attempt that this process has never followed."""
         with _exiting():
-            await sweep(attempt_folder(self.folder, attempt), ())
+            await sweep(attempt_folder(self._folder, attempt), ())
             self._write({"op": "ended", "attempt": attempt})
 
     async def _work(self, going: _Going) -> None:
@@ -253,7 +246,7 @@ class _Host:
             answer = _failure(error)
         finally:
             del self._under_way[attempt]
-            self.slots.free(attempt)
+            self._slots.free(attempt)
         try:
             self._write({**answer, "attempt": attempt})
         except (TypeError, ValueError) as error:
@@ -263,7 +256,7 @@ class _Host:
 
     async def _reply(self, attempt: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])
-        folder = attempt_folder(self.folder, attempt)
+        folder = attempt_folder(self._folder, attempt)
         request = self._request(attempt, frame, Files(folder, self._sessions))
         if request.attaches:
             await self._require_left(backend, request, folder)
@@ -290,17 +283,16 @@ class _Host:
             )
 
     def _request(self, attempt: str, frame: Frame, files: Files) -> ConversationRequest:
-        def report(op: str, **fields: Any) -> None:
+        def report(op: str, name: str, held: object) -> None:
             with suppress(TypeError, ValueError):  # no JSON
-                self._write({"op": op, **fields, "attempt": attempt})
+                self._write({"op": op, name: as_json(held) if is_dataclass(held) else held, "attempt": attempt})
 
-        wants_allowance = frame.get("wants_allowance")
         return replace(
             from_json(ConversationRequest, frame["request"]),
             files=files,
-            on_output=lambda output: report("output", output=as_json(output)),
-            on_session=lambda session_id: report("session", session_id=session_id),
-            on_allowance=(lambda limits: report("allowance", limits=as_json(limits))) if wants_allowance else None,
+            on_output=partial(report, "output", "output"),
+            on_session=partial(report, "session", "session_id"),
+            on_allowance=partial(report, "allowance", "limits") if frame.get("wants_allowance") else None,
         )
 
     async def _backend(self, described: Mapping[str, JsonValue]) -> Backend:

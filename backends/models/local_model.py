@@ -14,23 +14,24 @@ import secrets
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 from anyio.to_thread import run_sync
 
-from plait.backends.backend_protocol import Conversation, ConversationRequest, Placeable, Reply
+from plait.backends.backend_protocol import Conversation, ConversationRequest, Placeable
 from plait.backends.extras import install_command, pip_install
 from plait.backends.models.endpoint import Endpoint
 from plait.backends.models.model_api import ModelBackend
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import FREE, Billing
 from plait.backends.process.process_table import offer_to_oom_killer
+from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import one_line
@@ -72,7 +73,7 @@ class LocalBackend(ModelBackend, Placeable):
     """Limit of one whole request, in seconds."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"system", "temperature"})
     """The settings that a task may have in place of the backend's: see `Abilities`."""
-    _child: _ReadyServer | None = field(default=None, init=False, repr=False)
+    _child: _Server | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
 
     @property
@@ -97,9 +98,9 @@ class LocalBackend(ModelBackend, Placeable):
     @asynccontextmanager
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation, after starting the server if necessary. Raises BackendUnavailable for a missing part."""
-        child = await self._running()
-        async with child.client.open(request) as conversation:
-            yield _LocalConversation(conversation, child)
+        server = await self._running()
+        async with server.open(request) as conversation:
+            yield conversation
 
     async def aclose(self) -> None:
         """Stop the server: terminated first, killed after two seconds. Returns after the process has exited.
@@ -110,20 +111,20 @@ class LocalBackend(ModelBackend, Placeable):
         if child is not None:
             with anyio.CancelScope(shield=True):
                 await run_sync(child.stop)
-                await child.client.aclose()
+                await child.aclose()
 
     @property
     def _path(self) -> Path | None:
         return _packaged_gguf() if self.gguf is None else Path(self.gguf).resolve()
 
-    async def _running(self) -> _ReadyServer:
+    async def _running(self) -> _Server:
         async with self._lock:
-            if self._child is None or self._child.is_dead:
+            if self._child is None or self._child.process.poll() is not None:
                 self.check()
                 self._child = await self._start()
             return self._child
 
-    async def _start(self) -> _ReadyServer:
+    async def _start(self) -> _Server:
         key, gguf = secrets.token_urlsafe(32), str(self._path)
         config = {"gguf": gguf, "slots": self.slots, "context": self.context, "key": key}
         process = _spawn()
@@ -141,7 +142,9 @@ class LocalBackend(ModelBackend, Placeable):
                 text = f"the model server did not start within {_START_LIMIT:g} s"
                 raise BackendError(ErrorKind.TIMEOUT, text) from None
             raise
-        client = _ServerClient(
+        return _Server(
+            process,
+            key,
             Path(gguf).name,
             base_url=f"{url}/v1",
             system=self.system,
@@ -149,8 +152,6 @@ class LocalBackend(ModelBackend, Placeable):
             max_tokens=self.max_tokens,
             request_timeout=self.request_timeout,
         )
-        client.key = key
-        return _ReadyServer(process, client)
 
 
 def missing_parts(*, weights: bool = True) -> list[str]:
@@ -161,33 +162,37 @@ def missing_parts(*, weights: bool = True) -> list[str]:
     return missing
 
 
-class _ServerClient(OpenAIBackend):
-    """The OpenAI adapter for the child: the key is made by this process, no proxy is used, and the server
-    closes its connections.
+class _Server(OpenAIBackend):
+    """A server process that is ready, as its own adapter: the key is made by this process, no proxy is used, and the
+    server closes its connections.
     """
 
-    key: str = ""
     use_proxy: ClassVar[bool] = False
     keep_alive: ClassVar[bool] = False
+
+    def __init__(self, process: subprocess.Popen[bytes], key: str, model: str, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.process = process
+        self.key = key
+        # Also called at garbage collection and at interpreter exit, so that the process ends without `aclose`, too.
+        self.stop = weakref.finalize(self, _stop, process)
 
     def _find_server(self) -> Endpoint:
         return Endpoint(self.base_url or "", self.key)
 
+    async def ask(self, request: ConversationRequest, messages: Sequence[Message]) -> Message:
+        """Send the conversation, and return the answer. Reports a crash of the server as `crashed`."""
+        try:
+            return await super().ask(request, messages)
+        except BackendError as exc:
+            failure = exc
+        if failure.kind in _KINDS_OF_A_DEAD_SERVER and await run_sync(self._ends):
+            code = self.process.returncode
+            text = f"the model server died, exit code {code}; the next turn starts a new server"
+            failure = BackendError(ErrorKind.CRASHED, text, usage=failure.usage)
+        raise failure
 
-class _ReadyServer:
-    """A server process that is ready, and its client."""
-
-    def __init__(self, process: subprocess.Popen[bytes], client: _ServerClient) -> None:
-        self.process = process
-        self.client = client
-        # Also called at garbage collection and at interpreter exit, so that the process ends without `aclose`, too.
-        self.stop = weakref.finalize(self, _stop, process)
-
-    @property
-    def is_dead(self) -> bool:
-        return self.process.poll() is not None
-
-    def ends(self) -> bool:
+    def _ends(self) -> bool:
         """Return whether the process is dead or dies within half a second: sockets break shortly before the process
         exits.
         """
@@ -196,29 +201,6 @@ class _ReadyServer:
         except subprocess.TimeoutExpired:
             return False
         return True
-
-
-class _LocalConversation:
-    """The conversation over HTTP. Reports a crash of the server as `crashed`."""
-
-    def __init__(self, conversation: Conversation, child: _ReadyServer) -> None:
-        self._conversation = conversation
-        self._child = child
-
-    @property
-    def session_id(self) -> str | None:
-        return self._conversation.session_id
-
-    async def send(self, prompt: str) -> Reply:
-        try:
-            return await self._conversation.send(prompt)
-        except BackendError as exc:
-            failure = exc
-        if failure.kind in _KINDS_OF_A_DEAD_SERVER and await run_sync(self._child.ends):
-            code = self._child.process.returncode
-            text = f"the model server died, exit code {code}; the next turn starts a new server"
-            failure = BackendError(ErrorKind.CRASHED, text, usage=failure.usage)
-        raise failure
 
 
 def _spawn() -> subprocess.Popen[bytes]:

@@ -328,10 +328,13 @@ ServerUrls: TypeAlias = Annotated[
 ]
 
 
+_Remote: TypeAlias = type[OpenAIBackend] | type[AnthropicBackend]
+
+
 class _RemoteSpec(_ModelSpec):
     adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
     takes_files: ClassVar[Literal["contents", "paths"] | None] = RemoteBackend.takes_files
-    backend: ClassVar[type[OpenAIBackend] | type[AnthropicBackend]]
+    backend: ClassVar[_Remote]
     model: str | None = Field(default=None, description="The model's name at the server.")
     base_url: ServerUrls | None = Field(
         default=None,
@@ -380,7 +383,7 @@ class OpenAISpec(_RemoteSpec):
     """OpenAI, or any server that speaks its chat completions (Ollama, vLLM, llama.cpp, LM Studio, OpenRouter)."""
 
     kind: Literal["openai"]
-    backend: ClassVar[type[OpenAIBackend]] = OpenAIBackend
+    backend: ClassVar[_Remote] = OpenAIBackend
     api_version: str | None = Field(
         default=None,
         min_length=1,
@@ -396,7 +399,7 @@ class AnthropicSpec(_RemoteSpec):
     """Anthropic, or any server that speaks its messages API."""
 
     kind: Literal["anthropic"]
-    backend: ClassVar[type[AnthropicBackend]] = AnthropicBackend
+    backend: ClassVar[_Remote] = AnthropicBackend
     max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
         default=16_384, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
     )

@@ -136,7 +136,7 @@ def _read(kind: Any, form: Any) -> Any:
     elif origin is Literal and form in inner:
         return form
     elif origin in {abc.Mapping, dict, list} and isinstance(form, dict if origin is abc.Mapping else origin):
-        return form  # JSON as it is
+        return form  # pyright: ignore[reportUnknownVariableType]
     elif origin is abc.Collection and isinstance(form, list):
         return frozenset(_read(inner[0], one) for one in cast("list[object]", form))
     elif origin is None and is_dataclass(kind):

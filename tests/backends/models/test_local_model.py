@@ -159,7 +159,8 @@ async def test_the_server_speaks_both_formats_and_wants_its_key(monkeypatch: pyt
     """The SDK adapters against a real server, that takes a schema on the messages API and then ignores it."""
     async with LocalBackend(slots=1) as backend:
         await say(backend, "Good or bad?", ConversationRequest(output_schema=SCHEMA))
-        client = backend._child.client  # type: ignore[union-attr]
+        client = backend._child
+        assert client is not None
         url = str(client.base_url).removesuffix("/v1")
         monkeypatch.setenv("LOCAL_KEY", client.key)
         anthropic = AnthropicBackend("local", base_url=url, api_key_env="LOCAL_KEY", temperature=0.0, max_tokens=300)
@@ -191,7 +192,7 @@ async def test_keys_stay_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = visible_to_others(pid)
         assert b"canary" not in seen
         assert b"OMP_WAIT_POLICY=PASSIVE" in seen
-        key = backend._child.client.key  # type: ignore[union-attr]
+        key = backend._child.key  # type: ignore[union-attr]
         assert len(key) > 30
         assert key not in repr(backend)
         assert key.encode() not in seen
