@@ -50,14 +50,6 @@ class Output:
     """Of the turn so far, if the backend reports it."""
 
 
-def _ignore_output(_output: Output) -> None:
-    return None
-
-
-def _ignore_session(_session_id: str) -> None:
-    return None
-
-
 @value
 class Files:
     """Folders that outlive the process, readable by the current user only."""
@@ -149,9 +141,9 @@ class ConversationRequest:
     """Adopt the turn of a dead process, which `DetachedBackend.inspect` reported as "alive" or "ended": wait for its
     answer, and send no prompt. A turn that ends without an answer is an error of kind `crashed`.
     """
-    on_output: Callable[[Output], None] = _ignore_output
+    on_output: Callable[[Output], None] = lambda _output: None
     """Called with each output of the turn. Never blocks, never raises."""
-    on_session: Callable[[str], None] = _ignore_session
+    on_session: Callable[[str], None] = lambda _session_id: None
     """To be called once the backend's session holds the prompt of the turn: if the turn is then interrupted, the next
     attempt opens the session with `resumes_interrupted`. Never blocks, never raises.
     """

@@ -133,12 +133,10 @@ class _FunctionConversation:
         except BackendError:
             raise
         except Exception as exc:  # whatever the user's function raises
-            name = type(exc).__name__
-            detail = one_line(without_secrets(str(exc)))
-            where = place_of(exc)
-            kind = ErrorKind.TRANSIENT if isinstance(exc, ConnectionError | TimeoutError) else ErrorKind.UNEXPECTED
-            message = (f"{name}: {detail}" if detail else name) + where
-            raise BackendError(kind, message, traceback=format_traceback(exc)) from exc
+            failure = unexpected(exc)
+            if isinstance(exc, ConnectionError | TimeoutError):
+                failure.kind = ErrorKind.TRANSIENT
+            raise failure from exc
         if self._request.output_schema is not None:
             return await self._checked(value)
         if isinstance(value, str):
@@ -153,6 +151,12 @@ class _FunctionConversation:
             return Reply(text, await read_answer(schema, text))
         except Mismatch as mismatch:
             raise invalid_output(mismatch) from None
+
+
+def unexpected(error: BaseException) -> BackendError:
+    """Return the error of a turn that `error` of the user's code has ended, with the place in that code."""
+    text = ": ".join(filter(None, (type(error).__name__, one_line(without_secrets(str(error))))))
+    return BackendError(ErrorKind.UNEXPECTED, text + place_of(error), traceback=format_traceback(error))
 
 
 def format_traceback(error: BaseException) -> str:
@@ -171,7 +175,7 @@ def _is_users(file: Path) -> bool:
     return _INSTALLED.isdisjoint(file.parts) and not any(file.is_relative_to(folder) for folder in _NOT_THEIRS)
 
 
-def place_of(error: Exception) -> str:
+def place_of(error: BaseException) -> str:
     """Return the innermost line of user code in the traceback of `error`; empty if the traceback has none."""
     places = [
         (Path(frame.f_code.co_filename), line, frame.f_code.co_name) for frame, line in walk_tb(error.__traceback__)

@@ -29,7 +29,7 @@ from uuid import uuid4
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Reply
 from plait.backends.extras import require
 from plait.backends.frameworks.langgraph_values import messages_of, question_of, reply_of, tokens_of
-from plait.backends.function_backend import format_traceback
+from plait.backends.function_backend import unexpected
 from plait.backends.output_schema import Schema
 from plait.backends.running_turn import when_cancelled
 from plait.dialogue import Message
@@ -168,8 +168,7 @@ class UnstoredThread:
             failure, cause = BackendError(ErrorKind.INVALID_REQUEST, text), exc
         except Exception as exc:  # of the graph's nodes
             await self._rest("failed", at_node=True)
-            text = ": ".join(filter(None, (type(exc).__name__, one_line(str(exc)))))
-            failure, cause = BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(exc)), exc
+            failure, cause = unexpected(exc), exc
         failure.usage = _cost(self._values, self._earlier)
         raise failure from cause
 

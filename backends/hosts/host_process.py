@@ -29,7 +29,7 @@ import anyio.abc
 from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Backend, ConversationRequest, DetachedBackend, Files, Reply
-from plait.backends.function_backend import format_traceback
+from plait.backends.function_backend import unexpected
 from plait.backends.hosts.host_fence import (
     LowEpoch,
     Slots,
@@ -52,7 +52,7 @@ from plait.backends.process.private_files import private_folder
 from plait.backends.running_turn import Cancellation, Turn, in_turn, question_in
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, as_json, from_json
-from plait.safe_text import one_line, without_secrets
+from plait.safe_text import one_line
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""
@@ -316,10 +316,10 @@ def _failure(error: BaseException) -> Frame:
         return _error_frame(error)
     if isinstance(error, BackendUnavailable):
         return _error_frame(BackendError(ErrorKind.UNAVAILABLE, str(error)))
-    text = f"{type(error).__name__}: {without_secrets(one_line(str(error)))}"
+    failure = unexpected(error)
     if isinstance(error, asyncio.CancelledError):
-        text = f"the backend raised {error!r}, but plait had not cancelled the call"
-    return _error_frame(BackendError(ErrorKind.UNEXPECTED, text, traceback=format_traceback(error)))
+        failure.message = f"the backend raised {error!r}, but plait had not cancelled the call"
+    return _error_frame(failure)
 
 
 def _error_frame(error: BackendError) -> Frame:

@@ -12,7 +12,6 @@ from plait.backends.backend_protocol import Attachment, ConversationRequest, Out
 from plait.backends.json_fields import at, is_impossible, tables, text, usage_beside_cache
 from plait.backends.models.endpoint import Endpoint
 from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, is_error
-from plait.backends.models.server_errors import no_answer
 from plait.backends.output_schema import in_words
 from plait.backends.prices import Billing
 from plait.dialogue import Message
@@ -182,7 +181,7 @@ class _Answer(PartialAnswer):
     def take_whole(self, answer: JsonValue) -> None:
         content = at(answer, "content")
         if content is None or is_error(answer):
-            raise no_answer(answer, self.url, self.server)
+            raise self.server.no_answer(answer, self.url)
         self.pieces += 1
         self._begin(answer)
         for index, block in enumerate([{"text": content}] if isinstance(content, str) else tables(answer, "content")):

@@ -1,14 +1,19 @@
-"""Destination of an adapter's requests: URL, key, headers of the environment, and the proxy on the way."""
+"""Destination of an adapter's requests: URL, key, headers of the environment, proxy; its error answers as ours."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from plait.errors import BackendUnavailable
+from plait.backends.error_kinds import announced_wait, kind_of, read_error
+from plait.errors import BackendError, BackendUnavailable, ErrorKind
+from plait.json_form import JsonValue
 from plait.safe_text import check_base_url, header_values, masked, one_line, shown
 
 _OWN_PATHS = ("/chat/completions", "/v1/messages")
@@ -30,6 +35,46 @@ class Endpoint:
         """
         headers = [value for name in _HEADERS for value in header_values(os.environ.get(name, ""))]
         return one_line(masked(text, [self.key, *headers]), 300 - len(doubt)) + doubt
+
+    def status_error(self, status: int, headers: Mapping[str, str], body: JsonValue, url: str) -> BackendError:
+        """Return the error for an answer with an error `status` to a request of `url`.
+
+        `body` is the value of a JSON body, and the text of any other. Only its text for a person is shown: servers that
+        validate fields return the request, including the prompt.
+        """
+        words, detail = read_error(body)
+        if 300 <= status < 400:
+            detail = "the server redirects; set base_url to the target of the redirect"
+        hint = _retry_after(headers)
+        doubt = _doubt(url) if status == 404 and "model" not in detail.lower() else ""
+        text = self.safe_text(f"{self.name} answered {status}: {detail}", doubt)
+        wait = announced_wait(body, time.time()) if hint is None else hint
+        error = BackendError(kind_of(status, words, detail), text, retry_after=wait)
+        error.status = status
+        return error
+
+    def broken_off(self, body: JsonValue, *, begun: bool) -> BackendError:
+        """Return the error for the error `body` within a stream; `begun` if a part of the answer had arrived.
+
+        A rate limit or an overload then refuses no call: the server had accepted the call, and bills the call. Such an
+        error is transient, so that the attempt counts.
+        """
+        what = f"{self.name} broke off the answer"
+        error = self._without_status(body, what)
+        if begun and error.kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED}:
+            error = self._without_status(body, f"{what} it had begun ({error.kind.value.replace('_', ' ')})")
+            error.kind = ErrorKind.TRANSIENT
+        return error
+
+    def no_answer(self, body: JsonValue, url: str) -> BackendError:
+        """Return the error for a JSON `body` with status 200 that holds no answer."""
+        return self._without_status(body, f"{self.name} answered with JSON that holds no answer", _doubt(url))
+
+    def _without_status(self, body: JsonValue, what: str, doubt: str = "") -> BackendError:
+        words, detail = read_error(body)
+        status = next((int(word) for word in words if word.isdigit() and 400 <= int(word) < 600), 0)
+        text = self.safe_text(f"{what}: {detail}", doubt)
+        return BackendError(kind_of(status, words, detail), text, retry_after=announced_wait(body, time.time()))
 
     @property
     def name(self) -> str:
@@ -70,6 +115,28 @@ class Endpoint:
                 f"the proxy in {name} has to be like http://host:3128; NO_PROXY names servers to reach without it"
             )
         return proxy
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None if unknown."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name) or "") * scale
+        except ValueError:
+            continue
+        return seconds if seconds >= 0 and math.isfinite(seconds) else None
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - rarely needed
+
+    try:
+        return max(0.0, parsedate_to_datetime(headers.get("retry-after") or "").timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _doubt(url: str) -> str:
+    if "/v1/v1/" in url:
+        return "; leave /v1 out of base_url"
+    return "" if re.search(r"/v\d|/deployments/", url) else "; is /v1 missing at the end of base_url?"
 
 
 @lru_cache(maxsize=256)

@@ -22,7 +22,6 @@ from plait.backends.json_fields import at, at_least, parse
 from plait.backends.models.endpoint import Endpoint, environment_headers, find_server, is_environments
 from plait.backends.models.http_client import Client, NotConnected, Response, ServerEvent, reported_allowance
 from plait.backends.models.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
-from plait.backends.models.server_errors import broken_off, status_error
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.threads import read_answer
 from plait.backends.whole_answer import is_whole, whole_answer
@@ -269,7 +268,7 @@ class RemoteBackend(ModelBackend, Placeable):
                 return response
             with response:
                 answer = json_or_text(await response.read())
-            error = status_error(response.status, response.headers, answer, url, self._server)
+            error = self._server.status_error(response.status, response.headers, answer, url)
             if error.status in {400, 422} and error.kind is not ErrorKind.INVALID_OUTPUT:  # the request, not the answer
                 avoided |= self._to_avoid(json.dumps(answer, ensure_ascii=False).lower(), request)
             if build(avoided) == body:
@@ -435,7 +434,7 @@ class PartialAnswer(ABC):
             if is_whole(self.reasons):  # the answer came before it
                 return True
             self.spent.is_open = self.begun
-            raise broken_off(value, self.server, begun=self.begun)
+            raise self.server.broken_off(value, begun=self.begun)
         if not isinstance(value, dict):
             if not event.name:
                 return False

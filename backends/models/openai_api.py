@@ -17,7 +17,6 @@ from plait.backends.json_fields import at, count, counted, is_impossible, number
 from plait.backends.models.endpoint import Endpoint
 from plait.backends.models.http_client import Client
 from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, is_error, json_or_text
-from plait.backends.models.server_errors import broken_off, no_answer, status_error
 from plait.backends.output_schema import in_words
 from plait.backends.prices import Billing
 from plait.dialogue import Message
@@ -117,7 +116,7 @@ class OpenAIBackend(RemoteBackend):
             with await client.get(url) as response:
                 body = json_or_text(await response.read())
         if response.status >= 300:
-            raise status_error(response.status, response.headers, body, url, self._server)
+            raise self._server.status_error(response.status, response.headers, body, url)
         listed = at(body, "data") or []
         names = [name for model in tables(body, "data") if isinstance(name := model.get("id"), str)]
         if isinstance(body, dict) and isinstance(listed, list) and len(names) == len(listed):
@@ -189,7 +188,7 @@ class _Answer(PartialAnswer):
 
     def take_whole(self, answer: JsonValue) -> None:
         if not isinstance(answer, dict) or not answer.get("choices") or is_error(answer):
-            raise no_answer(answer, self.url, self.server)
+            raise self.server.no_answer(answer, self.url)
         self.pieces += 1
         self._add(answer, "")
 
@@ -227,7 +226,7 @@ class _Answer(PartialAnswer):
         """Add a chunk of the choice. A `delta` holds a piece, a `message` the whole text, or all of it so far."""
         if choice.get("error"):
             self.spent.is_open = self.begun
-            raise broken_off(dict(choice), self.server, begun=self.begun)
+            raise self.server.broken_off(dict(choice), begun=self.begun)
         piece = whole = ""
         for name in ("delta", "message"):
             part = choice.get(name)

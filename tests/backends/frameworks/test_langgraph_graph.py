@@ -354,7 +354,9 @@ async def test_exceptions_of_nodes() -> None:
     def refuse(state: Any) -> Any:
         raise BackendError(ErrorKind.RATE_LIMITED, "slow down", retry_after=3)
 
-    with pytest.raises(BackendError, match=r"^unexpected: ValueError: no luck$") as caught:
+    with pytest.raises(
+        BackendError, match=r"^unexpected: ValueError: no luck \(at test_langgraph_graph.py:\d+ in \w+\)$"
+    ) as caught:
         await say(LangGraphBackend(FAILING.compile()))
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.traceback is not None
