@@ -23,7 +23,7 @@ URL = "https://api.example/v1"
     [
         ({"kind": "openai", "model": "m", "base_url": URL}, Billing(URL, "m")),
         ({"kind": "openai", "model": "m", "base_url": [URL, "http://gpu2/v1"]}, Billing(URL, "m")),
-        ({"kind": "anthropic", "model": "m", "base_url": URL}, Billing(URL, "m")),
+        ({"kind": "anthropic", "model": "m", "base_url": URL}, Billing(URL, "m", max_output_tokens=16_384)),
         ({"kind": "local", "gguf": "no such file"}, Billing(price=FREE)),
         ({"kind": "claude-code", "model": "m"}, Billing("anthropic", "m", sums_requests=True)),
         ({"kind": "codex", "model": "m"}, Billing("openai", "m", sums_requests=True)),
