@@ -390,7 +390,7 @@ def _text_of_value(name: str, value: object) -> str:
 
 
 def calls(name: str) -> str:
-    """Return a table with a row for each public method and property of the class `name` of plait."""
+    """Return a table with a row for each public method and property of the class `name`. Entries have the parameters."""
     rows: list[tuple[str, str]] = []
     members: dict[str, Any] = dict(vars(cast("type", getattr(plait, name))))
     for member, value in members.items():
@@ -399,7 +399,7 @@ def calls(name: str) -> str:
         if isinstance(value, property):
             rows.append((f"`{member}`", sentence(about(value))))
         elif inspect.isfunction(value):
-            rows.append((f"`{member}({', '.join(_parameters(value))})`", sentence(about(value))))
+            rows.append((f"`{member}()`", sentence(about(value))))
     return table(["call", "meaning"], rows)
 
 
