@@ -390,7 +390,7 @@ def _text_of_value(name: str, value: object) -> str:
 
 
 def calls(name: str) -> str:
-    """Return a table with a row for each public method and property of the class `name`. Entries have the parameters."""
+    """Return a table with a row for each public method and property of the class `name` of plait."""
     rows: list[tuple[str, str]] = []
     members: dict[str, Any] = dict(vars(cast("type", getattr(plait, name))))
     for member, value in members.items():
