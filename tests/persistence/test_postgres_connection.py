@@ -195,6 +195,29 @@ class Opened:
         self.ended.append("terminated")
 
 
+async def test_a_connection_has_the_service_and_the_settings_or_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    class Breaks(Opened):
+        async def set_type_codec(self, *_names: str, **_options: object) -> None:
+            raise ConnectionResetError("gone")
+
+    connection = Breaks()
+
+    async def opened(dsn: str, **options: Any) -> Breaks:
+        given.update(options, dsn=dsn)
+        return connection
+
+    monkeypatch.setattr(asyncpg, "connect", opened)
+    monkeypatch.setenv("PGSERVICE", "mine")
+    with pytest.raises(ConnectionResetError):
+        await connect(DSN, jit="on", enable_seqscan="off")
+    assert connection.ended == ["terminated"]
+    settings = given.pop("server_settings")
+    assert given == {"dsn": DSN, "service": "mine", "timeout": 10.0}
+    assert (settings["application_name"], settings["jit"], settings["enable_seqscan"]) == ("plait", "on", "off")
+
+
 async def test_a_connection_in_doubt_is_replaced_before_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Opened] = []
     asked: list[tuple[str, dict[str, str]]] = []

@@ -12,7 +12,7 @@ import anyio
 import asyncpg
 import pytest
 
-from plait import PostgresStore
+from plait import PostgresStore, failpoints
 from plait.errors import Conflict, Fenced
 from plait.events import Event, LeaseRenewed, RunClaimed, RunReleased, TaskReopened, TaskRetried
 from plait.persistence import Batch, Note
@@ -104,6 +104,40 @@ async def test_two_processes_that_create_a_run_at_once_create_it_once(
     [refused] = [one for one in outcomes if one is not None]
     assert isinstance(refused, Conflict)
     assert "exists already" in str(refused)
+
+
+async def test_a_run_that_another_process_is_about_to_commit_is_created_once(
+    store: PostgresStore, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The insert waits for the other transaction, and is refused after that has committed."""
+    inserted = threading.Event()
+
+    async def create() -> None:
+        async with PostgresStore(dsn) as other:
+            await other.write(Batch(RUN, 0, 1, OPENING))
+
+    async def look() -> None:
+        watcher = await asyncpg.connect(dsn)
+        try:
+            while not await watcher.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await watcher.execute("SELECT pg_sleep(0.01)")
+        finally:
+            await watcher.close()
+
+    def hold(name: str) -> None:
+        if name == "txn.before_commit" and threading.current_thread() is creator:
+            inserted.set()
+            watcher = threading.Thread(target=asyncio.run, args=[look()])
+            watcher.start()
+            watcher.join(20)
+
+    creator = threading.Thread(target=asyncio.run, args=[create()])
+    monkeypatch.setattr(failpoints, "on_reach", hold)
+    creator.start()
+    assert await asyncio.to_thread(inserted.wait, 20)
+    await store.write(Batch(RUN, 0, 1, OPENING))
+    await asyncio.to_thread(creator.join)
+    assert [task.task_id for task in await store.list_tasks(RUN)] == [task.task_id for task in CREATED.tasks]
 
 
 async def test_notes_that_are_sent_at_once_are_numbered_one_after_the_other(
