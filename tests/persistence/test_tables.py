@@ -39,9 +39,23 @@ def test_the_columns_and_their_kinds_are_those_of_the_tables() -> None:
 
 
 def test_every_write_names_columns_of_its_table() -> None:
+    assert Write("notes").columns == tuple(COLUMNS["notes"])
     writes = [one for one in vars(tables).values() if isinstance(one, Write)]
     assert len(writes) == 26
     assert all({*write.columns, *write.key} <= {*COLUMNS[write.table]} for write in writes)
+
+
+def test_every_change_finds_its_rows_by_their_whole_key() -> None:
+    keys = {"runs": ("run_id",), "tasks": ("run_id", "position"), "attempts": ("run_id", "position", "attempt")}
+    assert Write("notes", key="run_id").key == ("run_id",)
+    writes = {name: one for name, one in vars(tables).items() if isinstance(one, Write)}
+    inserts = {name for name, one in writes.items() if not one.key}
+    assert inserts == {
+        *("ADD_TEXT", "ADD_RUN", "ADD_TASK", "ADD_TASK_USUALLY", "ADD_MESSAGE", "ADD_EVENT", "ADD_NOTE"),
+        *("END_ATTEMPT", "COMPLETE_USUALLY", "COMPLETE_FUNCTION"),
+    }
+    for name in writes.keys() - inserts:
+        assert writes[name].key == keys[writes[name].table], name
 
 
 def test_the_statement_for_one_row() -> None:

@@ -49,7 +49,9 @@ async def reader(dsn: str) -> AsyncGenerator[str]:
 async def test_a_role_that_may_only_read_is_refused_where_runs_are_written(
     dsn: str, reader: str, mode: postgres_connection.Mode
 ) -> None:
-    with pytest.raises(StoreUnusable, match=r"may not write to .* lacks INSERT on texts, .*; let the owner GRANT "):
+    with pytest.raises(
+        StoreUnusable, match=r"may not write to postgresql://\S+: it lacks INSERT on texts, .*; let the owner GRANT "
+    ):
         async with PostgresStore(reader, mode=mode):
             pass
     async with PostgresStore(dsn) as store:
