@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -23,7 +23,7 @@ import anyio
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from plait.errors import StoreUnusable
-from plait.persistence import Batch, SQLiteStore
+from plait.persistence import Batch, RunRecord, SQLiteStore
 from plait.persistence.read_records import get_run, list_attempts, list_events, list_messages, list_tasks
 from plait.persistence.sqlite_file import open_database
 from plait.persistence.sqlite_store import read_on
@@ -179,7 +179,7 @@ async def _read_memory(store: ModelStore) -> Snapshot:
     tasks = await store.list_tasks(RUN)
     messages = [await store.list_messages(RUN, task.task_id) for task in tasks]
     run, attempts = await store.get_run(RUN), await store.list_attempts(RUN)
-    return run, tasks, attempts, messages, await store.list_events(RUN)
+    return _whenever(run), tasks, attempts, messages, await store.list_events(RUN)
 
 
 def _read_file(path: Path) -> Snapshot:
@@ -191,7 +191,12 @@ def _read_file(path: Path) -> Snapshot:
         tasks = read_on(connection, list_tasks, RUN, None)
         messages = [read_on(connection, list_messages, RUN, task.task_id) for task in tasks]
         run, attempts = read_on(connection, get_run, RUN), read_on(connection, list_attempts, RUN, None)
-        return run, tasks, attempts, messages, read_on(connection, list_events, RUN, 0, 1000, None)
+        return _whenever(run), tasks, attempts, messages, read_on(connection, list_events, RUN, 0, 1000, None)
+
+
+def _whenever(run: RunRecord | None) -> RunRecord | None:
+    """The run without what depends on when it is read: a lease may end while the images are looked at."""
+    return None if run is None else replace(run, lease_has_expired=False)
 
 
 @dataclass(frozen=True, slots=True)
