@@ -19,6 +19,7 @@ from tests.faults.campaigns import (
     hosts,
     kills,
     machine,
+    money,
     partitions,
     power,
     schedule_bugs,
@@ -127,6 +128,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),
         "machine": machine.BUGS.keys(),
+        "money": money.BUGS.keys(),
     }
     assert planted.keys() == set(METHODS)
     for mistake, (module, name) in TO_BE_SEEN.items():
