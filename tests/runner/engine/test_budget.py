@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import anyio
 import pytest
@@ -16,7 +17,9 @@ from plait.backends.prices import Billing, Price
 from plait.errors import BackendError, ErrorKind, InvalidRequest, PlaitError
 from plait.events import BudgetRaised, TaskStarted
 from plait.persistence import Store
+from plait.runner.engine.worst_case import FRAMING_TOKENS
 from plait.runner.state.budget import stored_budget
+from plait.task import Call
 from plait.usage import Usage
 
 PRICE = Price(input=0.0, output=1_000_000.0)
@@ -268,3 +271,32 @@ async def test_a_run_whose_worst_case_is_unknown_is_refused_before_anything_is_s
         tasks(5)
     )
     assert (asking(result), len(backend.calls)) == (["t3"], 3)  # told by what the calls have cost
+
+
+async def test_the_tasks_of_a_called_plan_count_in_the_one_run(store: Store) -> None:
+    """Also those that are refused in it: the worst case of a call there must be known beforehand."""
+    inner = {"tasks": [{"id": "one", "prompt": "one"}, {"id": "two", "prompt": "two", "depends_on": ["one"]}]}
+    dag = [*tasks(1), Task("called", "", ["t0"], call=Call(inner))]
+    result = await ParallelRunner(Priced(), store=store, budget=5).run(dag)
+    assert (asking(result), result.usage.cost_usd) == (["called.two"], 2.0)
+    with pytest.raises(InvalidRequest, match="has no limit"):
+        await ParallelRunner(Priced(most=None), store=store, budget=5).run([Task("c", "", call=Call(inner))])
+
+
+class Adjustable(Priced):
+    """A model that takes a system prompt from a task."""
+
+    adjustable: ClassVar[frozenset[str]] = frozenset({"system"})
+
+
+@pytest.mark.parametrize(
+    ("budget", "asks"), [(FRAMING_TOKENS + 24, ["a"]), (FRAMING_TOKENS + 44, ["b"]), (FRAMING_TOKENS + 45, [])]
+)
+async def test_the_worst_case_counts_every_byte_of_prompt_instructions_and_conversation(
+    budget: int, asks: list[str]
+) -> None:
+    """A dollar for each token read: ten letters of two bytes, which the answer repeats."""
+    backend = Adjustable(lambda _: 0.0, price=Price(input=1_000_000.0, output=0.0))
+    dag = [Task("a", "\u00e4" * 10, system="s" * 5), Task("b", "12345", continues="a")]
+    result = await ParallelRunner(backend, budget=budget).run(dag)
+    assert [one.id for one in result.tasks.values() if one.status is TaskStatus.WAITING_INPUT] == asks

@@ -62,6 +62,7 @@ def test_the_published_schema_has_the_fields_that_are_sent() -> None:
     task = view_json(task_view(TaskRecord("a", 0, "p", (), None, "{}", "pending", 0)))
     assert json_schema(TaskView)["properties"].keys() == task.keys()
     assert json_schema(RunDetail)["properties"].keys() - json_schema(RunView)["properties"].keys() == {
+        "budget",
         "tasks",
         "throttled",
     }
