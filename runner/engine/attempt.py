@@ -31,7 +31,6 @@ from plait.clock_and_ids import Clock, traceparent
 from plait.dialogue import Answer, Message
 from plait.errors import BackendError, ErrorKind, PromptError, StoreError
 from plait.json_form import JsonInput, to_json
-from plait.program_log import logger
 from plait.runner.domain.continuation import EVIDENCE, NO_HISTORY, Continuation, History
 from plait.runner.engine.answer_check import VERDICT, AnswerCheck
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
@@ -199,7 +198,6 @@ class AttemptRunner:
         self._state = run.state
         self._stamp = run.stamp
         self._clock = run.options.clock
-        self._log = logger(run=run.run_id)
         self._backends = run.options.backends
         self._task_backends = run.task_backends
         self._pricing = Pricing(self._backends, run.options.prices, self._clock)
@@ -425,7 +423,9 @@ class AttemptRunner:
                 history = await load_history(store, self._run_id, self._state, task_id)
             except (StoreError, BackendError) as error:
                 wait = next(waits, None)
-                self._log.warning("conversation_not_read", task=task_id, error=str(error), next_try_in_s=wait)
+                self._run.program_log.warning(
+                    "conversation_not_read", task=task_id, error=str(error), next_try_in_s=wait
+                )
                 if wait is None:
                     problem = f"the conversation of task {task_id!r} cannot be read: {error}"
                     raise BackendError(ErrorKind.TRANSIENT, problem) from error
@@ -510,7 +510,7 @@ class AttemptRunner:
         try:
             session_id = self._backends[name].new_session_id()
         except Exception as error:
-            self._log.warning("no_session_id", backend=name, error=type(error).__name__)
+            self._run.program_log.warning("no_session_id", backend=name, error=type(error).__name__)
             return None
         return clean_text(session_id) if isinstance(session_id, str) else None
 

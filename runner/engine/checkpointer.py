@@ -154,7 +154,6 @@ class Checkpointer:
         self._feed = feed
         self._clock = clock
         self._strict = strict
-        self._log = logger(run=run_id)
         self._position = WritePosition()
         self._gathered: list[Event] = []
         """The submissions that are written together, once the writer is free."""
@@ -309,7 +308,7 @@ class Checkpointer:
             if not self.away or self.fatal or is_enough:
                 return
             if patience is not None and tries == len(LAST_TRIES_S):
-                self._log.warning("waiting_for_store", seconds=patience, unstored=self._count_unstored())
+                logger(run=self._run_id).warning("waiting_for_store", seconds=patience, unstored=self._count_unstored())
                 self._feed.publish(events.StoreAwaited(iso(self._clock.wall()), self._count_unstored(), patience))
             with outlasting_cancellation(), anyio.CancelScope() as self._pause:
                 await self._clock.sleep(delay)
@@ -391,7 +390,7 @@ class Checkpointer:
             duration_s=ended.duration_s or 0.0,
             usage=ended.usage,
         )
-        self._log.error("result_not_stored", task=ended.task_id, attempt=ended.attempt, error=reason)
+        logger(run=self._run_id).error("result_not_stored", task=ended.task_id, attempt=ended.attempt, error=reason)
         self._settled.add(ended.task_id)
         self._unstored[0], self._again = failed, 1
         if self._told:  # during an outage
@@ -454,7 +453,7 @@ class Checkpointer:
             )
         self.on_gap()
         self._note_outage(gap)
-        self._log.warning("changes_written_again", next_seq=next_seq, changes=len(again))
+        logger(run=self._run_id).warning("changes_written_again", next_seq=next_seq, changes=len(again))
         self._unstored.extendleft(reversed(again))
         self._told += len(again)
         self._again += len(again)
@@ -510,7 +509,7 @@ class Checkpointer:
             self.degraded[place - 1] = replace(before, until=at, lost=before.lost + count)
             return
         self.degraded.insert(place, Degradation(at, at, str(error), lost=count))
-        self._log.error("change_not_stored", error=str(error))
+        logger(run=self._run_id).error("change_not_stored", error=str(error))
 
     async def _try_write(self, changes: tuple[Event, ...]) -> StoreError | None:
         place = self._position
@@ -546,7 +545,7 @@ class Checkpointer:
         if self.away:
             self.degraded[-1] = replace(self.degraded[-1], until=at)
         self.degraded.append(Degradation(at, None, str(error)))
-        self._log.warning("store_degraded", error=str(error), unstored=self._count_unstored())
+        logger(run=self._run_id).warning("store_degraded", error=str(error), unstored=self._count_unstored())
         self._feed.publish(events.StoreDegraded(at, str(error)))
 
     @property
@@ -560,7 +559,7 @@ class Checkpointer:
         at = iso(self._clock.wall())
         self.degraded[-1] = replace(self.degraded[-1], until=at)
         self._retry_s = FIRST_RETRY_S
-        self._log.warning("store_recovered", changes=count)
+        logger(run=self._run_id).warning("store_recovered", changes=count)
         self._feed.publish(events.StoreRecovered(at, count))
 
 

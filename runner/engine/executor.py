@@ -45,7 +45,6 @@ import anyio.lowlevel
 from plait import events
 from plait.backends.running_turn import Cancellation
 from plait.json_form import JsonInput
-from plait.program_log import logger
 from plait.runner.domain.asked_question import RAISES, Way
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
@@ -81,7 +80,6 @@ class Executor:
         self._scheduler = run.scheduler
         self._policy_driver = None if run.policy is None else PolicyDriver(run.policy, run)
         self._stamp = run.stamp
-        self._log = logger(run=run.run_id)
         self._attempt_runner = AttemptRunner(run)
         self.outcomes = outcomes(run)
         self._workers: anyio.abc.TaskGroup | None = None
@@ -531,7 +529,9 @@ class Executor:
             # No failure of the task: the attempt was asked to end. `finish` cancels the task.
             self._state.spend(attempt.position, outcome.error.usage)
             self._scheduler.withdraw(attempt.position)
-            self._log.debug("attempt_cancelled", outcome.error, task=attempt.task.id, attempt=attempt.number)
+            self._run.program_log.debug(
+                "attempt_cancelled", outcome.error, task=attempt.task.id, attempt=attempt.number
+            )
             return self._run.sink.submit([]), []
         new_events = self.outcomes.handle(attempt, outcome, self._run.options.clock.monotonic() - began)
         ended = attempt.task.id if type(new_events[0]) in _ENDS else None

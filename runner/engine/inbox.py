@@ -194,7 +194,6 @@ class PendingQuestions:
         self._look_on = look_on
         self._calls: dict[int, anyio.CancelScope] = {}
         self._deadlines: dict[int, anyio.CancelScope] = {}
-        self._log = logger(run=run.run_id)
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, asking: Asking) -> None:
         """Start the callback and the deadline, if any, for the question of the task at `position`."""
@@ -232,12 +231,12 @@ class PendingQuestions:
                     try:
                         self._answer(question.task_id, question.attempt, value, "callback")
                     except PlaitError as error:
-                        self._log.warning("answer_refused", task=question.task_id, error=str(error))
+                        self._run.program_log.warning("answer_refused", task=question.task_id, error=str(error))
         except (asyncio.CancelledError, Exception) as error:
             if isinstance(error, asyncio.CancelledError) and cancels.since:
                 raise
-            self._log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
-            self._log.debug("on_question_failed", error, task=question.task_id)
+            self._run.program_log.warning("on_question_failed", task=question.task_id, error=type(error).__name__)
+            self._run.program_log.debug("on_question_failed", error, task=question.task_id)
         finally:
             self._scheduler.end_keep_open()
         self._look_on()

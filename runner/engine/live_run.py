@@ -24,6 +24,7 @@ from plait.clock_and_ids import stamper
 from plait.errors import PlaitError
 from plait.events import Event, Owner
 from plait.json_form import JsonValue
+from plait.program_log import Log, logger
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.checkpointer import EventSink, WritePosition
@@ -157,6 +158,11 @@ class LiveRun:
             calls = [one for task, name in zip(tasks, names, strict=True) for one in calls_of(task, name, default)]
             await self.worst_cases.require([*calls, *((name, None) for name in further)], unpriced=budget.unpriced)
         self.budget = budget
+
+    @cached_property
+    def program_log(self) -> Log:
+        """The logger with the id of the run, made once something is logged."""
+        return logger(run=self.run_id)
 
     @property
     def resumed(self) -> bool:

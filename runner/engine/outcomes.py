@@ -16,7 +16,6 @@ from plait.clock_and_ids import iso, parse_time
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind, PlanError, PromptError
 from plait.json_form import JsonValue, to_json
-from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.votes import decide
@@ -62,7 +61,6 @@ class OutcomeHandler:
         self._state = run.state
         self._scheduler = run.scheduler
         self._stamp = run.stamp
-        self._log = logger(run=run.run_id)
 
     def handle(self, attempt: Attempt, outcome: CallOutcome, duration: float) -> list[events.Event]:
         """Apply the outcome of `attempt` to the run. Return the events, the event of the task first."""
@@ -90,7 +88,7 @@ class OutcomeHandler:
         return [self._complete(attempt, outcome.reply, outcome.data_json, duration), *added]
 
     def _retry_or_fail(self, attempt: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
-        self._log.debug("attempt_failed", error, task=attempt.task.id, attempt=attempt.number)
+        self._run.program_log.debug("attempt_failed", error, task=attempt.task.id, attempt=attempt.number)
         if attempt.resumes_interrupted and error.kind is ErrorKind.SESSION_LOST:
             return self._retry(attempt, error, duration, 0.0)  # not the fault of the task: start over
         if (
@@ -156,7 +154,7 @@ class OutcomeHandler:
             attempt.position, self._stamp(), asking, duration, usage, messages, continuation=continuation
         )
         self._scheduler.park(attempt.position)
-        self._log.info("task_waiting_input", task=attempt.task.id)
+        self._run.program_log.info("task_waiting_input", task=attempt.task.id)
         return waiting
 
     def _correct_or_fail(
@@ -191,7 +189,9 @@ class OutcomeHandler:
             self._scheduler.set_aside(attempt.position)
         else:
             self._scheduler.throttle(attempt.position, pause)
-        self._log.info("task_retried", task=attempt.task.id, error_kind=error.kind.value, delay_s=round(delay, 3))
+        self._run.program_log.info(
+            "task_retried", task=attempt.task.id, error_kind=error.kind.value, delay_s=round(delay, 3)
+        )
         return retrying
 
     def _fail(self, attempt: Attempt, error: BackendError, duration: float) -> events.TaskFailed:
@@ -212,7 +212,7 @@ class OutcomeHandler:
         asking = Asking(Question(*self._run.budget.question(way, task, worst)), way)
         waiting = self._state.wait_for_answer(position, self._stamp(), asking, 0.0, continuation=continuation)
         self._scheduler.park(position)
-        self._log.info("task_waiting_input", task=task.id)
+        self._run.program_log.info("task_waiting_input", task=task.id)
         return [started, waiting]
 
     def answer(self, position: int, value: JsonValue, by: str) -> list[events.Event]:
@@ -338,7 +338,7 @@ class OutcomeHandler:
         started = self._state.start(position, self._stamp(), DECIDING)
         skipped = self._state.skip(position, self._stamp(), CONDITION, f"{_shown(task)} is false")
         self._scheduler.finish_without_slot(position, skipped.status)
-        self._log.info("task_skipped", task=task.id)
+        self._run.program_log.info("task_skipped", task=task.id)
         return [started, skipped]
 
     def _fail_without_slot(self, position: int, backend: str, error: BackendError) -> list[events.Event]:
@@ -363,7 +363,9 @@ class OutcomeHandler:
     ) -> events.TaskFailed:
         """Fail the task. The caller updates the scheduler."""
         failed = self._state.fail(position, self._stamp(), error, duration, messages)
-        self._log.info("task_failed", task=failed.task_id, error_kind=failed.error_kind, status=failed.status.value)
+        self._run.program_log.info(
+            "task_failed", task=failed.task_id, error_kind=failed.error_kind, status=failed.status.value
+        )
         return failed
 
 
