@@ -123,7 +123,9 @@ def is_interaction(task: Task) -> bool:
 def _interaction(task: Task, result: TaskResult) -> Interaction:
     step, number = task.id.rsplit(".", 1)
     status, unavailable = _STATUSES.get(result.status), result.error_kind in NEVER_RETRIED
-    return Interaction(step, status, result.text, result.data, int(number), result.error, unavailable)
+    return Interaction(
+        step, status, result.text, result.data, number=int(number), error=result.error, unavailable=unavailable
+    )
 
 
 @dataclass(frozen=True, slots=True)

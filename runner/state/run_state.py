@@ -352,7 +352,8 @@ class RunState:
             self._consume_continuation(position)
         elif self.dag.tasks[position].join != "all":
             self._look(position)
-        return events.TaskStarted(at, self.dag.tasks[position].id, number, backend, session_id, confirmed, reserved_usd)
+        task_id = self.dag.tasks[position].id
+        return events.TaskStarted(at, task_id, number, backend, session_id, confirmed, reserved_usd=reserved_usd)
 
     def complete(
         self,

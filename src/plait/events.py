@@ -582,7 +582,8 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
 
 @lru_cache(maxsize=1000)
 def _detail_of_start(backend: str, confirmed: bool, reserved_usd: float | None) -> str:
-    return _encode(as_json(TaskStarted("", "", 0, backend, None, confirmed, reserved_usd), TaskStarted.left_out))
+    start = TaskStarted("", "", 0, backend, confirmed=confirmed, reserved_usd=reserved_usd)
+    return _encode(as_json(start, TaskStarted.left_out))
 
 
 AttemptEnd: TypeAlias = TaskCompleted | TaskFailed | TaskRetried | TaskInterrupted | TaskWaiting | TaskCancelled
