@@ -23,7 +23,7 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence import AttemptRecord, MemoryStore, RunRecord, tables
+from plait.persistence import AttemptRecord, Batch, MemoryStore, RunRecord, tables
 from plait.persistence.apply_events import apply_events
 from plait.persistence.store_records import Claim, TaskRecord
 from plait.statuses import TaskStatus
@@ -236,6 +236,20 @@ async def test_a_completion_is_kept_whole(store: MemoryStore, writer: Writer, un
     assert (task.status, task.text, task.data, task.usage) == ("completed", done.text, done.data_json, done.usage)
     said = [(one.role, one.content) for one in await store.list_messages(RUN, "a")]
     assert said == ([("user", done.turn), ("assistant", done.text)] if done.turn else [])
+    texts = store._connection.execute("SELECT content FROM texts").fetchall()
+    assert texts == ([(LONG,)] if "large" in unusual else [])
+
+
+async def test_a_run_whose_tasks_are_impossible_is_named(store: MemoryStore) -> None:
+    twice = replace(CREATED, tasks=(NewTask("a", "p"), NewTask("a", "q")))
+    with pytest.raises(Conflict, match=r"^run 'run-1': RunCreated adds task 'a', which the run has already$"):
+        await Writer(store).write(twice)
+    alone = replace(CREATED, tasks=(NewTask("a", "p", ("x",)),))
+    with pytest.raises(Conflict, match=r"^run 'run-1': RunCreated adds task 'a', which depends on 'x'; the run has no"):
+        await Writer(store).write(alone)
+    await Writer(store).write(CREATED)
+    with pytest.raises(Conflict, match=r"^run 'run-1': RunCreated can only be change 1, not change 2$"):
+        await store.write(Batch(RUN, 0, 2, (CREATED,)))
 
 
 async def test_every_field_of_a_task_is_kept(store: MemoryStore, writer: Writer) -> None:
