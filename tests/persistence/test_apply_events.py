@@ -18,6 +18,7 @@ from plait.events import (
     TaskCompleted,
     TaskFailed,
     TaskInterrupted,
+    TaskReopened,
     TaskRetried,
     TasksAdded,
     TaskStarted,
@@ -294,3 +295,12 @@ async def test_every_field_of_a_run_is_kept(store: MemoryStore, writer: Writer) 
         RUN, CREATED.name, "failed", at(0), at(2), at(6), "no", CREATED.settings, (Claim(2, "owner-1"),), 8, None, 4e10,
         {"completed": 1, "pending": 2}, usage, '{"tries":2}', 6,
     )  # fmt: skip
+
+
+def test_a_run_remembers_the_tasks_that_have_not_ended() -> None:
+    opened = apply_events(RUN, None, 1, OPENING).run
+    run = apply_events(RUN, opened, 4, [START_A, DONE_A, replace(START_A, task_id="c")]).run
+    assert (set(run.tasks), run.new) == ({"c"}, {"b": 1})
+    reopened = replace(ENDS["failed"], task_id="c"), TaskReopened(at(5), "c", 1)
+    run = apply_events(RUN, run, 7, reopened).run
+    assert [(name, state.status) for name, state in run.tasks.items()] == [("c", "pending")]

@@ -54,6 +54,8 @@ def test_every_change_finds_its_rows_by_their_whole_key() -> None:
         *("ADD_TEXT", "ADD_RUN", "ADD_TASK", "ADD_TASK_USUALLY", "ADD_MESSAGE", "ADD_EVENT", "ADD_NOTE"),
         *("END_ATTEMPT", "COMPLETE_USUALLY", "COMPLETE_FUNCTION"),
     }
+    whole = {name for name in inserts if writes[name].columns == tuple(COLUMNS[writes[name].table])}
+    assert whole == {"ADD_TEXT", "END_ATTEMPT", "ADD_MESSAGE", "ADD_EVENT", "ADD_NOTE"}
     for name in writes.keys() - inserts:
         assert writes[name].key == keys[writes[name].table], name
 
