@@ -6,6 +6,8 @@ import re
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
+from plait import DAG, FailureMode, ParallelRunner, PersonBackend, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import Reply, Usage
 from plait.errors import (
     BackendError,
@@ -27,7 +29,9 @@ from plait.errors import (
 )
 from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
 from plait.runner.client import create_run
-from plait.runner.client.runs import load_progress
+from plait.runner.client.runs import Runs, load_progress
+from plait.runner.engine.inbox import AnswerNote, answer_note
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.state.stored_run import decode_dag
 from tests.contracts.store.samples import whole
 from tests.support.fakes import QuickClock, Talker
@@ -46,6 +50,35 @@ async def test_resume_runs_only_what_is_left(store: Store, done: int) -> None:
     assert result.reused == done
     assert result["d"].text == "<d <b <a>> <c <a>> Ada>"
     assert result.degraded == ()
+
+
+async def test_a_resume_reads_the_run_and_its_inbox_once_before_it_claims_the_run(store: Store) -> None:
+    await stopped_after(store, DIAMOND, 2)
+    calls: list[str] = []
+    await ParallelRunner(Talker(), store=FaultyStore(store, lambda method, _: calls.append(method))).resume("r")
+    before = calls[: calls.index("write")]
+    assert {name: before.count(name) for name in ("get_run", "list_tasks", "list_notes")} == {
+        "get_run": 1,
+        "list_tasks": 1,
+        "list_notes": 1,
+    }
+
+
+async def test_an_answer_that_comes_while_the_backends_are_opened_is_used(store: Store) -> None:
+    asks = DAG([Task("a", prompt="Which one?")])
+    options = RunOptions(PersonBackend(), store=store)
+    await ParallelRunner(PersonBackend(), store=store).run(asks, "r")
+
+    class Answering:
+        @asynccontextmanager
+        async def for_run(self, run_id: str, *_: object, **__: object) -> AsyncGenerator[RunOptions]:
+            await store.send(run_id, answer_note(AnswerNote("a", 1, "this", "2026-01-01T00:00:00.000Z", "n")))
+            yield options
+
+    runs = Runs(options, Answering())
+    async with runs.open(await runs.read("r")) as (run, _), run:
+        pass
+    assert [(task.status, task.text) for task in await store.list_tasks("r")] == [("completed", "this")]
 
 
 async def test_a_resume_reports_the_state_that_it_found(store: Store) -> None:
