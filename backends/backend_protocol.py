@@ -163,6 +163,8 @@ class ConversationRequest:
     """Where the program of the task works, for a backend whose `adjustable` settings have `cwd` and `env`; None for
     where the backend says.
     """
+    keeps: Sequence[int] = ()
+    """Descriptors that the program inherits: the locks on its folder."""
     values: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     """The values of `Task.arguments` by name, for a backend with `parameters`."""
     attachments: tuple[Attachment, ...] = ()
@@ -237,7 +239,7 @@ class Abilities:
     """
 
     adjustable: Collection[str] = ()
-    """The settings that a task may have: names of fields of `ModelOptions`, and `cwd` and `env` (`Workspace`)."""
+    """The settings that a task may have: names of fields of `ModelOptions`, `cwd` and `env` (`Workspace`), `shared`."""
     needs_prompt: bool = True
     """Whether a blank prompt is refused."""
     takes_files: Literal["contents", "paths"] | None = None

@@ -85,7 +85,7 @@ class CommandBackend(ProgramBackend):
     """
 
     needs_prompt: ClassVar[bool] = False
-    adjustable: ClassVar[frozenset[str]] = frozenset({"cwd", "env"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"cwd", "env", "shared"})
 
     def __post_init__(self) -> None:
         if self.checks is not None and self.checks < 1:
@@ -141,7 +141,7 @@ class CommandBackend(ProgramBackend):
             raise BackendUnavailable(f"there is no program {words[0]!r} here; install it, or correct the name in `run`")
         argv = ["/bin/sh", "-c", _START, str(folder.absolute() / "code"), str(Path(path).absolute()), *words[1:]]
         note = {"kind": self.kind, "program": one_line(words[0], 80)}
-        return Launch(argv, environment, cwd, stdin.encode(), note=note, guarded=guarded)
+        return Launch(argv, environment, cwd, stdin.encode(), keeps=request.keeps, note=note, guarded=guarded)
 
 
 class _CommandConversation:

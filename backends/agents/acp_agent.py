@@ -58,7 +58,7 @@ class AcpBackend(AgentBackend):
     """
 
     kind: ClassVar[str] = ACP
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "cwd", "env"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "cwd", "env", "shared"})
     chooses_session: ClassVar[bool] = False
 
     command: Sequence[str] = ()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]

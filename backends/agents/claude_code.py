@@ -128,6 +128,12 @@ class ClaudeCodeBackend(AgentBackend):
         home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or "~/.claude").expanduser()
         return sorted(home.glob(f"projects/*/{glob.escape(session_id)}.jsonl"))
 
+    @property
+    def writes(self) -> bool:
+        """Whether the agent may use tools that need permission."""
+        mode = self.permission_mode
+        return bool(self.allowed_tools or self.ask_for) if mode in {None, "default"} else mode != "plan"
+
     def arguments(self, call: Call) -> Sequence[str]:
         """Return the command's arguments. Writes system prompts, if any, into `call.folder`."""
         # Join each value to its option, so that a value with a leading dash is not read as an option.

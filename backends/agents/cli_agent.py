@@ -102,7 +102,7 @@ class AgentBackend(ProgramBackend, ABC):
     now: Callable[[], float] = time.time
     """Clock that returns the Unix time."""
 
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "cwd", "env"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "cwd", "env", "shared"})
     """The settings that a task may have in place of the backend's: see `Abilities`."""
     takes_files: ClassVar[Literal["paths"]] = "paths"
     """The prompt names the paths of a task's files: see `Abilities`."""
@@ -455,7 +455,7 @@ class AgentConversation:
 
     async def _launch(self, call: Call, sent: str, cut: Sequence[UnreportedCall], stack: AsyncExitStack) -> Launch:
         """Return the command of a call, with its session locked until the end of `stack`."""
-        backend, request, keeps = self._backend, self._request, list[int]()
+        backend, request, keeps = self._backend, self._request, [*self._request.keeps]
         if call.session_id is not None:
             lock = self._sessions.writing(
                 call.session_id, _PATIENCE, lambda holder: request.on_output(Output("waiting", one_line(holder)))

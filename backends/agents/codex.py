@@ -92,6 +92,11 @@ class CodexBackend(AgentBackend):
         home = Path(os.environ.get("CODEX_HOME") or "~/.codex").expanduser()
         return sorted(home.glob(f"sessions/*/*/*/rollout-*-{glob.escape(session_id)}.jsonl"))
 
+    @property
+    def writes(self) -> bool:
+        """Whether the sandbox lets the agent write."""
+        return self.sandbox != "read-only"
+
     def arguments(self, call: Call) -> Sequence[str]:
         """Return the command's arguments. Writes instructions and schema, if any, into `call.folder`."""
         earlier = call.session_id if call.resume else call.forks

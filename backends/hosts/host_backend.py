@@ -44,7 +44,7 @@ from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, as_json, from_json
 from plait.safe_text import one_line
 
-_OF_THE_RUNNER = frozenset({"files", "on_output", "on_session", "on_allowance", "placement", "attachments"})
+_OF_THE_RUNNER = frozenset({"files", "on_output", "on_session", "on_allowance", "placement", "attachments", "keeps"})
 """The fields of a request that stay with the runner."""
 _OF_HOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.AUTH})
 """The kinds of errors whose remedy is on the host: a program, a module or a key is missing there."""

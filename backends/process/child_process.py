@@ -41,6 +41,7 @@ from plait.backends.process.child_manifest import (
     read_manifest,
     write_manifest,
 )
+from plait.backends.process.folder_locks import HELD, names_held
 from plait.backends.process.private_files import private_folder
 from plait.backends.process.process_table import (
     PREFIX,
@@ -118,6 +119,11 @@ class ProgramBackend(Placeable):
     """
 
     @property
+    def writes(self) -> bool:
+        """Whether the program may write in its folder: then no other one of plait's writes there meanwhile."""
+        return True
+
+    @property
     def folder(self) -> Path:
         """The folder in which the program works. Raises BackendUnavailable if the folder would be the working directory
         of this process, or lie in it, and that directory has been removed.
@@ -166,12 +172,13 @@ def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
     The part holds the variables that programs need to run, the names in `passes`, and the markers of this process.
     """
     names = {*_ENVIRONMENT, *passes}
-    return {name: text for name, text in os.environ.items() if name in names or name.startswith(("LC_", PREFIX))}
+    return {name: text for name, text in os.environ.items() if name in names or name.startswith(("LC_", PREFIX, HELD))}
 
 
 def own_variables(request: ConversationRequest) -> Mapping[str, str]:
-    """Return the variables of the task alone for its program."""
-    return {} if request.workspace is None else request.workspace.env
+    """Return the variables of the task alone for its program, and those that name its locked folders."""
+    own = {} if request.workspace is None else request.workspace.env
+    return {**own, **names_held(request.keeps)} if request.keeps else own
 
 
 @asynccontextmanager

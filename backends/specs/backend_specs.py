@@ -166,7 +166,7 @@ else:
 class AgentSpec(ProgramSpec):
     """Common settings of all coding agents."""
 
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "cwd", "env"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "system", "cwd", "env", "shared"})
     takes_files: ClassVar[Literal["contents", "paths"] | None] = "paths"
     harmless: ClassVar[frozenset[str]] = ProgramSpec.harmless | {
         *("model", "system", "turn_timeout", "idle_timeout", "on_lost_session")
@@ -246,7 +246,7 @@ class AcpSpec(AgentSpec):
     """An agent that speaks the Agent Client Protocol, such as Gemini CLI, goose, opencode or Qwen Code."""
 
     kind: Literal["acp"]
-    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "cwd", "env"})
+    adjustable: ClassVar[frozenset[str]] = frozenset({"model", "cwd", "env", "shared"})
     agent: AcpAgent | None = Field(default=None, description="A known agent, started by its usual command.")
     command: list[str] | None = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, min_length=1, description="Command to start another agent, such as [goose, acp]."

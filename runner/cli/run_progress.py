@@ -86,6 +86,8 @@ class Progress:
         """The last event of each throttled backend."""
         self.away: dict[str, events.HostAway] = {}
         """The last event of each host that tasks wait for."""
+        self._folders: dict[str, events.FolderAwaited] = {}
+        """The last event of each task that has waited for its folder."""
         self.limits = limits
         """The limits of the run; those of a new run come with its first event."""
         self._rated: set[str] = set()
@@ -132,6 +134,8 @@ class Progress:
             self.running[event.task_id] = RunningAttempt(self.clock(), event.backend, event.attempt)
             if not isinstance(event, events.TaskAdopted):
                 self.started.add(event.task_id)
+        elif isinstance(event, events.FolderAwaited):
+            self._folders[event.task_id] = event
         elif isinstance(event, events.TaskEvent) and is_detail(event):
             if (underway := self.running.get(event.task_id)) and not isinstance(event, events.SessionOpened):
                 underway.handle(event)
@@ -188,7 +192,14 @@ class Progress:
     def _waits(self, now: float) -> Waits:
         statuses = {task.id: status for task, status in zip(self.dag, self.state.statuses, strict=True)}
         run = WaitingRun(
-            RunStatus.RUNNING, self.dag, statuses, self.limits, self.throttled, self._rated, away=self.away
+            RunStatus.RUNNING,
+            self.dag,
+            statuses,
+            self.limits,
+            self.throttled,
+            self._rated,
+            away=self.away,
+            folders=self._folders,
         )
         return Waits(run, now)
 

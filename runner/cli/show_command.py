@@ -370,6 +370,7 @@ def _print_task(task: TaskDetail) -> None:
     print_field("settings", ", ".join(f"{name} {spec[name]}" for name in _SETTINGS if name in spec))
     print_field("system", spec.get("system"))
     print_field("cwd", spec.get("cwd"))
+    print_field("shared", "yes" if spec.get("shared") else None)
     print_field("env", ", ".join(f"{name}={text}" for name, text in spec.get("env", {}).items()))
     print_field("files", ", ".join(path for path, _digest in spec.get("files", ())))
     print_field("added by", task.added_by)

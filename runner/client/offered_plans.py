@@ -45,6 +45,7 @@ _TASK_KEYS = {
     "files": "a posted plan reads no files; put the texts into the prompt",
     "cwd": "the folders of the server are set at its start; leave `cwd` out, or name another backend",
     "env": "the environment of the server's programs is set at its start; leave `env` out",
+    "shared": "a posted task works alone in its folder; leave `shared` out",
     "plan": "a posted plan reads no files; write the tasks into the plan itself",
 }
 _SPECIAL = {

@@ -74,6 +74,7 @@ def _samples(task: Task) -> list[Task]:
         files=(),
         cwd=None,
         env={},
+        shared=False,
         arguments=(),
         join="all",
         race=False,

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from plait.clock_and_ids import parse_time
-from plait.events import BackendThrottled, HostAway
+from plait.events import BackendThrottled, FolderAwaited, HostAway
 from plait.runner.domain.dag import DAG
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, may_start
@@ -38,6 +38,8 @@ class WaitKind(StrEnum):
     """The task's backend has reached its own limits of rate."""
     HOST = "host"
     """The attempt of the task needs a host that is away."""
+    FOLDER = "folder"
+    """The task writes in a folder in which another one writes."""
     RETRY = "retry"
     """The last attempt failed, or its process died, and the next attempt starts at `until`."""
     BUDGET = "budget"
@@ -119,6 +121,8 @@ class WaitingRun:
     """The last event of each host that tasks wait for, by name."""
     asks_for_budget: str | None = None
     """The task that asks for a higher budget of the run, if any."""
+    folders: Mapping[str, FolderAwaited] = field(default_factory=dict[str, FolderAwaited])
+    """The last event of each task that has waited for its folder, by id."""
 
 
 class Waits:
@@ -179,6 +183,9 @@ class Waits:
         """Return the reason of a task of a running run that needs no other task."""
         if (when := self._run.retries.get(task_id)) is not None:
             return WaitReason(WaitKind.RETRY, f"retry at {clock_time(when, self._now)}", until=_iso(when))
+        if (awaited := self._run.folders.get(task_id)) is not None:
+            by = () if awaited.by is None else (awaited.by,)
+            return WaitReason(WaitKind.FOLDER, folder_wait(awaited.folder, awaited.by), by)
         name = self._backend(task_id)
         running, limit = self._on[name], self._run.limits.backends.get(name)
         throttled = self._run.throttled.get(name)
@@ -278,6 +285,11 @@ _PARKED = {
 }
 _GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
 _BAD = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
+
+
+def folder_wait(folder: str, by: str | None) -> str:
+    """Return the reason of a task that waits for its folder, in which the task `by` writes, or another run."""
+    return f"waits for the folder {folder}, in which {by or 'another run'} works"
 
 
 def waits_for(tasks: Sequence[str]) -> WaitReason:

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 import anyio
 from anyio.to_thread import run_sync
@@ -33,7 +34,7 @@ from plait.runner.engine.retries import deserves_retry, retry_delay
 from plait.runner.state.run_state import MOST_THROTTLINGS, THROTTLING, RunState
 from plait.safe_text import clean_text
 from plait.task import COMMAND_BACKEND, Check, Task, Workspace, command_text
-from plait.usage import NO_USAGE
+from plait.usage import NO_USAGE, Usage
 
 _MOST_TOLD = 1_500
 """Characters of output in the next message of the conversation."""
@@ -41,6 +42,7 @@ _MOST_SHOWN = 4_000
 """Characters of output in the evidence."""
 _BEFORE = "named-files.json"
 """File in the folder of an attempt: the digests before the turn, for the process that adopts the attempt."""
+_NOT_JUDGED = "the run is being cancelled, so the answer is not judged"
 VERDICT: Mapping[str, JsonValue] = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}, "reason": {"type": "string"}},
@@ -50,6 +52,12 @@ VERDICT: Mapping[str, JsonValue] = {
 """The `output_schema` of a judge."""
 Priced = Callable[[CallOutcome, str, "str | None"], Awaitable[CallOutcome]]
 """Adds the cost to the outcome of a call of a backend."""
+Settle: TypeAlias = Callable[[Usage], None]
+"""Settles the share of a limit of rate with the usage of the call."""
+Slot: TypeAlias = Callable[[str, Usage], Awaitable["Settle | None"]]
+"""Gives the slot of the turn back, with the usage of the last call in it, and waits for one of the named backend.
+Returns None if the run is being cancelled.
+"""
 
 
 class AnswerCheck:
@@ -84,11 +92,11 @@ class AnswerCheck:
         return cls(run, task, task.check, judge, command)
 
     async def run(
-        self, request: ConversationRequest, reply: Reply, priced: Priced
+        self, request: ConversationRequest, reply: Reply, priced: Priced, slot: Slot
     ) -> tuple[Reply, tuple[Message, ...], BackendError | None]:
         """Check the answer in `reply`. Return the reply with the data of the schema and the cost of the judge, the
         messages with the evidence, and the error if the check failed, or if it could not be made. `request` is that
-        of the turn.
+        of the turn. The judge has a slot, and a share of the limits of rate, of its own backend (`slot`).
         """
         evidence: tuple[Message, ...] = ()
         error: BackendError | None = None
@@ -112,7 +120,7 @@ class AnswerCheck:
                 found, error = await self._command.run(request, reply.text)
             evidence += found
         if error is None and self._check.judge is not None:
-            outcome = await self._ask_judge(request, _answer(reply), priced)
+            outcome = await self._ask_judge(request, reply, priced, slot)
             ended = outcome.reply or outcome.error
             reply = reply if ended is None else replace(reply, usage=reply.usage + ended.usage)
             error = outcome.error
@@ -124,18 +132,20 @@ class AnswerCheck:
                 error = None if end == "passed" else _failed(f"judge {self._judge}", end, reason)
         return reply, evidence, error
 
-    async def _ask_judge(self, request: ConversationRequest, answer: JsonValue, priced: Priced) -> CallOutcome:
+    async def _ask_judge(self, request: ConversationRequest, judged: Reply, priced: Priced, slot: Slot) -> CallOutcome:
         """Ask the judge, again after errors as the task's retry policy says: the answer itself is not to be paid twice.
         Return the last outcome, with the usage of all.
         """
         options, retry = self._run.options, self._task.retry_policy
         backend, cancellation = options.backends[self._judge], self._run.cancellation
         try:
-            prompt = clean_text(self._run.state.judge_prompt(self._task, answer))
+            prompt = clean_text(self._run.state.judge_prompt(self._task, _answer(judged)))
         except PromptError as mistake:
             return CallOutcome(None, None, BackendError(ErrorKind.INVALID_REQUEST, f"the judge's prompt: {mistake}"))
         tries, failures, usage = 0, 0, NO_USAGE
         while True:
+            if (settle := await slot(self._judge, judged.usage)) is None:
+                return CallOutcome(None, None, BackendError(ErrorKind.CRASHED, _NOT_JUDGED, usage=usage))
             asking = ConversationRequest(
                 session_id=backend.new_session_id(),
                 output_schema=VERDICT,
@@ -146,6 +156,8 @@ class AnswerCheck:
             outcome = await priced(
                 await call_backend(backend, asking, prompt, cancellation=cancellation), self._judge, None
             )
+            ended = outcome.reply or outcome.error
+            settle(NO_USAGE if ended is None else ended.usage)
             if outcome.asked is not None or (outcome.reply is not None and outcome.reply.question is not None):
                 outcome = CallOutcome(None, None, BackendError(ErrorKind.UNEXPECTED, "a judge cannot ask a person"))
             if (error := outcome.error) is None:
@@ -268,6 +280,7 @@ class CommandCheck:
             timeout=request.timeout,
             traceparent=request.traceparent,
             workspace=self.place,
+            keeps=request.keeps,
         )
         outcome = await call_backend(self.backend, check, command_text(self.words, answer))
         error = outcome.error

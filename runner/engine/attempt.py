@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -32,9 +33,10 @@ from plait.dialogue import Answer, Message
 from plait.errors import BackendError, ErrorKind, PromptError, StoreError
 from plait.json_form import JsonInput, to_json
 from plait.runner.domain.continuation import EVIDENCE, NO_HISTORY, Continuation, History
-from plait.runner.engine.answer_check import VERDICT, AnswerCheck
+from plait.runner.engine.answer_check import VERDICT, AnswerCheck, Settle
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
+from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, tokens_in
 from plait.runner.state.attempt_files import attempt_files, end_attempt, files_root, make_room, run_folder
 from plait.runner.state.stored_conversations import load_history
@@ -189,6 +191,13 @@ class Attempt:
         return reply.turn(self.prompt)
 
 
+SlotForJudge: TypeAlias = Callable[[Attempt, str, Usage], Awaitable[Settle | None]]
+
+
+async def _slot_for_nobody(_attempt: Attempt, _name: str, _used: Usage) -> Settle | None:
+    return None
+
+
 class AttemptRunner:
     """Prepares and runs the attempts of one run."""
 
@@ -205,6 +214,10 @@ class AttemptRunner:
         self._abilities = {name: Abilities.of(backend) for name, backend in self._backends.items()}
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in self._backends.items()}
         self._placed = {name for name, backend in self._backends.items() if isinstance(backend, PlacedBackend)}
+        self.slot_for_judge: SlotForJudge = _slot_for_nobody
+        """Waits for a slot of the judge's backend: see `AnswerCheck.run`."""
+        self.folders: WorkFolders | None = None
+        """The folders in which the programs of the run write; None for a run without such programs."""
         self._files_root = files_root(run.options.store)
         """The folder for files of attempts; None if the store keeps no files."""
         root = self._files_root
@@ -357,7 +370,8 @@ class AttemptRunner:
             outcome = await self._pricing.priced(outcome, name, attempt.task.model)
         reply = outcome.reply
         if check is not None and reply is not None and reply.question is None:
-            checked, evidence, mistake = await check.run(request, reply, self._pricing.priced)
+            slot = partial(self.slot_for_judge, attempt)
+            checked, evidence, mistake = await check.run(request, reply, self._pricing.priced, slot)
             data_json = outcome.data_json if checked.data is reply.data else to_json(checked.data)
             # The turn costs what the answer did, the attempt what the judge did as well.
             reply = replace(checked, messages=(*reply.turn(message), *evidence))
@@ -456,7 +470,7 @@ class AttemptRunner:
             fork_of=attempt.fork_of,
             files=files,
             attaches=attempt.adopted is not None,
-            on_output=partial(self._output, attempt),
+            on_output=partial(self.report, attempt),
             on_session=partial(self._session, attempt),
             timeout=self._time_left(attempt),
             goes_on=self._state.times_continued(attempt.position) > 0,
@@ -467,6 +481,7 @@ class AttemptRunner:
             options=task.options,
             placement=placement,
             workspace=self._state.workspace(task) if task.cwd or task.env or task.continues else None,
+            keeps=() if self.folders is None else self.folders.descriptors(attempt.position),
             values=self._state.argument_values(task) if task.arguments else _NO_VALUES,
             attachments=attempt.contents.attachments if self._abilities[name].takes_files == "contents" else (),
         )
@@ -514,7 +529,8 @@ class AttemptRunner:
             return None
         return clean_text(session_id) if isinstance(session_id, str) else None
 
-    def _output(self, attempt: Attempt, output: Output) -> None:
+    def report(self, attempt: Attempt, output: Output) -> None:
+        """Tell an output of the attempt to the readers of the run's events."""
         if attempt.over:
             return
         if output.kind == "node":

@@ -43,9 +43,11 @@ import anyio.abc
 import anyio.lowlevel
 
 from plait import events
+from plait.backends.backend_protocol import Output
 from plait.backends.running_turn import Cancellation
 from plait.json_form import JsonInput
 from plait.runner.domain.asked_question import RAISES, Way
+from plait.runner.engine.answer_check import Settle
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.checkpointer import Commit
@@ -54,10 +56,11 @@ from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter
+from plait.runner.engine.work_folders import WorkFolders, work_folders
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.state.budget import Budget
 from plait.statuses import TASK_DONE, TaskStatus
-from plait.usage import NO_USAGE
+from plait.usage import NO_USAGE, Usage
 
 _TAKEN_OVER_AT_ONCE = 100
 _LEAST_USD = 0.01
@@ -100,6 +103,8 @@ class Executor:
         self._reused: dict[int, EarlierAnswer] = {}
         """The answers to be taken over, by position; their tasks are set aside."""
         self._is_taking_over = False
+        self._is_watching = False
+        """Whether the folders that tasks wait for are looked at."""
         self._metered: dict[int, Attempt] = {}
         """The attempts with a share of a limit of rate, or of the run's budget, by position."""
         self._held: deque[tuple[int, float]] = deque()
@@ -114,6 +119,10 @@ class Executor:
         """The task that asked last for a higher budget of the run."""
         self._racing: dict[int, tuple[Attempt, anyio.CancelScope]] = {}
         """The calls under way in a run with races, by position."""
+        self._judging: dict[int, anyio.Event] = {}
+        """The attempts that wait for a slot of their judge's backend, by position."""
+        self._attempt_runner.slot_for_judge = self._slot_for_judge
+        self._folders = self._attempt_runner.folders = work_folders(run, self._wake)
         run.scheduler.rates.size_of = self._attempt_runner.size
         run.scheduler.rates.timer = self._start_timer
 
@@ -123,6 +132,8 @@ class Executor:
             await self._execute()
         finally:
             self._closed = True  # an answer is refused from now on
+            if self._folders is not None:
+                self._folders.close()
             self._scheduler.rates.leave()
             for position in [one for one, attempt in self._metered.items() if not attempt.has_begun]:
                 if position in self._scheduler.rates.reserved:
@@ -172,6 +183,8 @@ class Executor:
         self.ended_by, self._winding_down = "cancel", True
         self._run.sink.submit([events.RunCancelling(self._stamp(), self._run.run_id)])
         self._run.cancellation.request()
+        for ready in self._judging.values():
+            ready.set()
         self._end_when_quiet()
 
     def settle(self) -> None:
@@ -261,8 +274,7 @@ class Executor:
             new_events.append(state.cancel(loser, self._stamp()))
             if status is not TaskStatus.RUNNING:
                 self._scheduler.drop(loser)
-                self._questions.close(loser)
-                self._delays.end(loser)
+                self._end_waits(loser)
             else:
                 if (budget := self._run.budget) is not None:
                     budget.settle(self._tasks[loser].id, state.results[loser].usage, is_cut=True)
@@ -281,12 +293,17 @@ class Executor:
         new_events = self._policy_driver.decide(ended)
         for event in new_events:
             if isinstance(event, events.TaskCancelled):  # stop waiting for an answer or a retry
-                position = self._state.dag.position(event.task_id)
-                self._questions.close(position)
-                self._delays.end(position)
+                self._end_waits(self._state.dag.position(event.task_id))
         if self._policy_driver.decided.end is not None:
             self.ended_by = "policy"
         return new_events
+
+    def _end_waits(self, position: int) -> None:
+        """Let a task that was cancelled wait for nothing any more."""
+        self._questions.close(position)
+        self._delays.end(position)
+        if self._folders is not None:
+            self._folders.end_wait(position)
 
     def _take(self, new_events: list[events.Event]) -> list[Attempt]:
         """Decide conditions, expand and gather lists, and give out every free slot. Return the attempts; add the events
@@ -297,6 +314,9 @@ class Executor:
         if (budget := self._run.budget) is not None:
             self._release_held(budget)
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
+            if self._judging and position in self._judging:
+                self._judging[position].set()
+                continue
             if (answer := self.outcomes.find(position)) is not None:
                 if position in self._scheduler.rates.reserved:
                     self._scheduler.rates.give_back(position)
@@ -306,8 +326,14 @@ class Executor:
                     new_events += self._take_over(1)
                     self._take_slotless(new_events)
                 continue
+            if self._folders is not None and (waits := self._folders.take(position)) is not None:
+                self._wait_for_folder(position)
+                new_events += waits
+                continue
             reserved = None
             if budget is not None and (reserved := self._reserve(budget, position, new_events)) is None:
+                if self._folders is not None:
+                    self._folders.give_back(position)
                 continue
             attempt = self._attempt_runner.begin(position)
             attempts.append(attempt)
@@ -394,6 +420,25 @@ class Executor:
                 self._scheduler.unpark(position, self._state.statuses)
                 room, is_stuck = room - worst, False
             self._held.popleft()
+
+    def _wait_for_folder(self, position: int) -> None:
+        """Give the slot of the task back: it waits for its folder."""
+        assert self._workers is not None
+        assert self._folders is not None
+        if position in self._scheduler.rates.reserved:
+            self._scheduler.rates.give_back(position)
+        self._scheduler.set_aside(position)
+        if not self._is_watching:
+            self._is_watching = True
+            self._workers.start_soon(self._watch_folders, self._folders)
+
+    async def _watch_folders(self, folders: WorkFolders) -> None:
+        await folders.watch(self._run.options.clock.sleep)
+        self._is_watching = False
+
+    def _wake(self, position: int) -> None:
+        assert self._workers is not None
+        self._workers.start_soon(self._try_again, position)
 
     async def _take_over_later(self) -> None:
         """Complete the tasks with answers of earlier runs, once the attempts that were begun with them are stored."""
@@ -482,6 +527,8 @@ class Executor:
         while attempt is not None and not self._winding_down:
             if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race before it was called
                 attempt.over = True
+                if self._folders is not None:
+                    self._folders.give_back(attempt.position)
                 if attempt.position in self._metered:
                     self._settle_shares(attempt, _LOST)
                 attempt = await self._next_turn()
@@ -521,6 +568,8 @@ class Executor:
         self._calls -= 1
         attempt.over = True
         attempt.accepted()  # ends the watch, if the attempt is a probe
+        if self._folders is not None:
+            self._folders.give_back(attempt.position)
         if attempt.position in self._metered:
             self._settle_shares(attempt, outcome)
         if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race, and is settled
@@ -541,6 +590,31 @@ class Executor:
         stored = self._run.sink.submit(new_events)
         stored.then(partial(self.outcomes.stored, attempt))
         return stored, attempts
+
+    async def _slot_for_judge(self, attempt: Attempt, name: str, used: Usage) -> Settle | None:
+        """Implement `AnswerCheck.run`: the attempt ends with the slot that it has then."""
+        position, rates = attempt.position, self._scheduler.rates
+        if position in rates.reserved:
+            rates.settle(position, used.input_tokens, used.output_tokens)
+        if self._scheduler.move(position, name):
+            self._judging[position] = ready = anyio.Event()
+            try:
+                self._step([])
+                if not ready.is_set():
+                    self._attempt_runner.report(attempt, Output("waiting", f"waits for a slot of {name} to be judged"))
+                await ready.wait()
+            finally:
+                del self._judging[position]
+        if self._winding_down:
+            return None
+        if position in rates.reserved:
+            self._metered[position] = attempt
+
+        def settle(used: Usage) -> None:
+            if position in rates.reserved:
+                rates.settle(position, used.input_tokens, used.output_tokens)
+
+        return settle
 
     def _watch_probe(self, attempt: Attempt, moment: float) -> None:
         """Let further tasks start on the backend once it has accepted `attempt`, or has not answered for `moment`

@@ -50,12 +50,12 @@ from plait.task import (
     COMMAND_BACKEND,
     NO_PROMPT,
     OWN_OPTIONS,
-    SETTINGS,
     TEXT,
     GrowthLimits,
     Task,
     TaskFile,
     command_mismatch,
+    given_settings,
     no_such_setting,
     takes_no_such_file,
 )
@@ -414,10 +414,10 @@ def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> It
     """Yield a problem for each setting and file of `task` that `backend`, called `name`, does not take, and for a
     blank prompt that it needs.
     """
-    if task.options is not OWN_OPTIONS or task.cwd is not None or task.env:
+    if task.options is not OWN_OPTIONS or task.cwd is not None or task.env or task.shared:
         known = Abilities.of(backend).adjustable
-        for setting in SETTINGS:
-            if getattr(task, setting) not in (None, {}) and setting not in known:
+        for setting in given_settings(task):
+            if setting not in known:
                 yield Problem(no_such_setting(name, setting, known), task.id, setting, None, position)
     if task.call is not None:
         return

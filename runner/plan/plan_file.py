@@ -49,11 +49,11 @@ from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.prompts.prompt_template import condition_names, names_in
 from plait.task import (
     COMMAND_BACKEND,
-    SETTINGS,
     TASKS_SCHEMA,
     TEXT,
     GrowthLimits,
     command_mismatch,
+    given_settings,
     media_type,
     no_such_setting,
     takes_no_such_file,
@@ -334,8 +334,8 @@ def _check_settings(part: PlanPart, source: Source) -> None:
         if problem := command_mismatch(name, task.run, is_command=isinstance(part.backends[name], CommandSpec)):
             source.complain(("tasks", index, "run" if task.run else "backend"), problem)
         adjustable = part.backends[name].adjustable
-        for setting in SETTINGS:
-            if getattr(task, setting) not in (None, {}) and setting not in adjustable:
+        for setting in given_settings(task):
+            if setting not in adjustable:
                 message = no_such_setting(name, setting, adjustable)
                 source.complain(("tasks", index, setting), message)
         for position, pattern in enumerate(task.files if part.backends[name].file_form is None else ()):
@@ -399,7 +399,7 @@ MOST_DEEP = 5
 _LONGEST_ID = 64
 _WORK_OF_PLAN = (
     *("prompt", "run", "codes", "backend", "model", "system", "temperature", "files", "continues", "retry", "timeout"),
-    *("output_schema", "output", "cache", "check", "at_most_once", "max_cost", "cwd", "env"),
+    *("output_schema", "output", "cache", "check", "at_most_once", "max_cost", "cwd", "env", "shared"),
 )
 """Keys of a task for which the tasks of the called plan have their own."""
 _RELATIVE = (FunctionSpec, ProgramSpec, LocalSpec)

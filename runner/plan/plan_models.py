@@ -443,6 +443,8 @@ class TaskPart(_GuessedPart):
     """Further environment variables of a command or an agent, by name; texts are templates. They are stored: name the
     variables with keys in `pass_env` of the backend.
     """
+    shared: bool = False
+    """true: a command or an agent that may work in its folder while another one writes there."""
     check: CheckPart | None = None
     """What each answer has to pass: a schema, a condition, a command, a judge. Not for a task with `run`."""
     join: Join = "all"

@@ -365,6 +365,7 @@ def make_task(
         codes=part.codes,
         cwd=part.cwd,
         env=part.env,
+        shared=part.shared,
         call=call_of(part),
         check=None if part.check is None else part.check.check(),
         join=part.join,
@@ -512,6 +513,7 @@ _REFUSED = {
     "loop": "an added task has no loop; leave `loop` out, and let the last of the tasks add what is to follow",
     "cwd": "an added task works where its backend does; leave `cwd` out",
     "env": "an added task has the environment of its backend; leave `env` out",
+    "shared": "an added task works alone in its folder; leave `shared` out",
     "check": "an added task has no check; leave `check` out, and let a task behind it run the command",
     "join": "an added task starts once all of its dependencies are done; leave `join` out",
     "model": "an added task has the model of its backend; leave `model` out, and choose among the backends of the run",
@@ -545,7 +547,7 @@ class AddedTasks:
             if part.plan or part.loop:
                 part.prompt = "?"
             part.when = part.model = part.check = part.plan = part.loop = part.cwd = None
-            part.env = {}
+            part.env, part.shared = {}, False
             part.join, part.race, part.repeat, part.vote = "all", False, 1, None
             member = Member(
                 part.id, tuple(part.depends_on), part.continues, {}, None, first=True, for_each=part.for_each

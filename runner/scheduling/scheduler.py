@@ -71,6 +71,10 @@ class Scheduler:
         """Tasks with a condition that is true."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
         self._joins = Joins(dag, self._missing, self._for_each)
+        self._judged: dict[int, ReadyQueue] = {}
+        """The queues of the backends of tasks that have a slot of their judge's backend, or wait for one (`move`)."""
+        self._moving: set[int] = set()
+        """Those that wait."""
         self.taken = 0
         """The number of tasks holding a slot."""
         self.aside = 0
@@ -175,6 +179,8 @@ class Scheduler:
         if best.account.gate is not None:
             self.rates.reserve(best.account.gate, best.heap[0][1])
         position = heapq.heappop(best.heap)[1]
+        if self._moving:
+            self._moving.discard(position)
         if self._dropped:
             self._discard_dropped(best.heap)
         return position
@@ -268,6 +274,21 @@ class Scheduler:
             self._missing[position] -= 1
             if not self._missing[position]:
                 self._push(position)
+
+    def move(self, position: int, name: str) -> bool:
+        """Let the started task, whose answer is there, give its slot back and wait for one of the backend `name`, on
+        which the answer is judged: `take` returns the task once more. Return False, with no effect, if the slot that
+        the task has serves.
+        """
+        queue = self._queue(name)
+        if queue is self._queue_of[position] and queue.account.gate is None:
+            return False
+        self._free(position)
+        self._judged[position], self._queue_of[position] = self._queue_of[position], queue
+        self._moving.add(position)
+        heapq.heappush(queue.heap, (-self._priorities[position], position))
+        self._slots.offer(self)
+        return True
 
     def park(self, position: int) -> None:
         """Release the slot of a started task that waits for a person. The run does not wait for the task."""
@@ -418,6 +439,13 @@ class Scheduler:
 
     def _free(self, position: int) -> None:
         queue = self._queue_of[position]
+        if self._judged and position in self._judged:
+            self._queue_of[position] = self._judged.pop(position)
+            if position in self._moving:
+                self._moving.discard(position)
+                queue.heap.remove((-self._priorities[position], position))
+                heapq.heapify(queue.heap)
+                return
         queue.free()
         self.taken -= 1
         if queue.is_probe(position):

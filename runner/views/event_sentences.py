@@ -16,7 +16,7 @@ from plait.clock_and_ids import parse_time
 from plait.errors import ErrorKind
 from plait.json_form import as_json, from_json
 from plait.runner.domain.asked_question import answers_of
-from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time
+from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time, folder_wait
 from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.recovery.given_answers import DECLARED_FAILED
 from plait.usage import Usage, cost, dollars
@@ -157,6 +157,7 @@ SENTENCES: Mapping[str, Callable[[Facts], str]] = {
     ),
     events.TaskPlaced.kind: lambda facts: f"runs on {facts['place']}",
     events.SessionOpened.kind: lambda facts: f"session {facts.get('session_id', '')}",
+    events.FolderAwaited.kind: lambda facts: folder_wait(facts["folder"], facts.get("by")),
     events.NodeStarted.kind: lambda facts: f"node {facts['node']}",
     events.TaskOutput.kind: _output,
     events.TaskCompleted.kind: _ended("completed"),

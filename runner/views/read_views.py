@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from plait.clock_and_ids import Clock, iso, parse_time
 from plait.errors import PlaitError, StoreError, TaskNotFound
-from plait.events import OWN_LIMITS, BackendThrottled, HostAway, RunCreated, RunResumed, TasksAdded
+from plait.events import OWN_LIMITS, BackendThrottled, FolderAwaited, HostAway, RunCreated, RunResumed, TasksAdded
 from plait.json_form import from_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
@@ -121,7 +121,7 @@ async def away_hosts(store: Store, run: RunRecord) -> Mapping[str, HostAway]:
     return {name: one for name, one in last.items() if one.since is not None}
 
 
-_OfOwner = TypeVar("_OfOwner", BackendThrottled, HostAway)
+_OfOwner = TypeVar("_OfOwner", BackendThrottled, FolderAwaited, HostAway)
 _Run = TypeVar("_Run", bound=RunView)
 
 
@@ -139,7 +139,8 @@ async def _events_of_owner(store: Store, run: RunRecord, kind: type[_OfOwner]) -
 
 def stored_event(kind: type[_OfOwner], record: EventRecord) -> _OfOwner:
     """Return the event that was stored as `record`."""
-    return from_json(kind, {"at": record.at, **json.loads(record.detail)})
+    columns = {one.name: getattr(record, one.name) for one in fields(kind) if one.name in kind.left_out}
+    return from_json(kind, {**columns, **json.loads(record.detail)})
 
 
 def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
@@ -176,6 +177,7 @@ async def read_waits(
     tries = await next_tries(store, run.run_id, () if RunStatus(run.status) in RUN_DONE else records)
     throttlings = await _throttlings(store, run)
     away = await away_hosts(store, run)
+    folders = {one.task_id: one async for one in _events_of_owner(store, run, FolderAwaited)}
 
     def find_waits() -> Waits | None:
         statuses = {task.task_id: TaskStatus(task.status) for task in records}
@@ -201,6 +203,7 @@ async def read_waits(
             owner="" if run.owner is None else run.owner.process,
             away=away,
             asks_for_budget=next((one.task_id for one in records if _asks_for_budget(one)), None),
+            folders=folders,
         )
         return Waits(waiting, now)
 

@@ -367,6 +367,18 @@ class NodeStarted(TaskEvent):
 
 
 @value
+class FolderAwaited(TaskEvent):
+    """The task is ready, and waits for its folder, in which another one writes."""
+
+    kind: ClassVar[str] = "folder_awaited"
+    informs: ClassVar[bool] = True
+    folder: str
+    """The path of the folder."""
+    by: str | None
+    """The id of the task of this run that writes there; None for another run or process."""
+
+
+@value
 class MessageAppended(TaskEvent):
     """Append a message to the conversation of a task, outside of any attempt."""
 

@@ -210,8 +210,14 @@ OWN_OPTIONS = ModelOptions()
 """The options of a task that leaves all settings to its backend."""
 
 
-SETTINGS = (*MODEL_SETTINGS, "cwd", "env")
+SETTINGS = (*MODEL_SETTINGS, "cwd", "env", "shared")
 """The names of the settings of its backend that a task may have in place of the backend's own."""
+
+
+def given_settings(task: object) -> list[str]:
+    """Return the names of the settings that a task has, a `Task` or one as written in a plan file."""
+    given = ((name, getattr(task, name)) for name in SETTINGS)
+    return [name for name, setting in given if not (setting is None or setting is False or setting == {})]
 
 
 @value
@@ -488,6 +494,8 @@ class Task:
     """
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Further environment variables of the command or the agent, by name: templates. They are stored with the task."""
+    shared: bool = False
+    """True for a command or an agent that may work in a folder while another one writes there."""
     check: Check | None = None
     """What each answer has to pass."""
     join: Join = "all"

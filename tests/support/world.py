@@ -214,6 +214,8 @@ class World:
                     self.wrong(f"{event.kind} of {task_id}, attempt {event.attempt}, which was not told to run")
                 if not isinstance(event, events.TaskRetried):
                     done.add(task_id)
+            case events.FolderAwaited():
+                pass
             case events.SessionOpened() | events.TaskPlaced() | events.NodeStarted() | events.TaskOutput():
                 if running.get(task_id) != event.attempt:
                     self.wrong(f"{event.kind} of {task_id}, attempt {event.attempt}, which was not told to run")
