@@ -179,11 +179,17 @@ class DAG:
     def pairs_up(self, position: int, other: int) -> bool:
         """Return whether each part of the task at `position` waits for the corresponding part of the task at `other`.
 
-        Both tasks must have the same `for_each`. True only once `other` is expanded, because only then can its parts be
-        named; the task at `position` then does not wait for `other` itself.
+        Both tasks must have the same `for_each`, or the one goes over the parts of the other. True only once `other` is
+        expanded, because only then can its parts be named; the task at `position` then does not wait for `other`
+        itself.
         """
-        over = self.tasks[position].for_each
-        return other in self._expanded and over is not None and over == self.tasks[other].for_each
+        over, theirs = self.tasks[position].for_each, self.tasks[other].for_each
+        return (
+            other in self._expanded
+            and over is not None
+            and theirs is not None
+            and over in {theirs, self.tasks[other].id}
+        )
 
     def _append(self, tasks: Sequence[Task], gathered: Mapping[str, Sequence[str]] | None = None) -> list[Problem]:
         start = len(self.tasks)

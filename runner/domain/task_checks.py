@@ -22,6 +22,7 @@ MOST_HINTS = 20
 _ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _OPTION = re.compile(r"--[A-Za-z][\w-]*=")
 _VARIABLE = re.compile(r"(?!PLAIT_)[A-Za-z_]\w*", re.ASCII)
+_PART_ID = re.compile(r"\.\d+$")
 _LONGEST_ID_WITH_PARTS = 58
 """The maximum length of the id of a `for_each` task. Parts append a dot and a number."""
 
@@ -238,8 +239,9 @@ class Checks:
             yield "call", f"call has to be JSON, to be stored with the task: {reason}"
         if task.check is not None:
             yield from (("check", message) for message in _check_problems(task, task.check))
-        if task.for_each is not None and (task.item is not None or task.adds_tasks):
-            other = "item" if task.item is not None else "adds_tasks"
+        has_item = task.item is not None and not _PART_ID.search(task.id)
+        if task.for_each is not None and (has_item or task.adds_tasks):
+            other = "item" if has_item else "adds_tasks"
             yield "for_each", f"a task with for_each cannot have {other} as well"
         if task.repeat != 1 or (task.vote is not None and not is_decided(task)):
             yield from _repeat_problems(task)

@@ -2,7 +2,8 @@
 run.
 
 The parts of a task `t` with `for_each` are `t.1`, `t.2`, ... in the order of the list. Tasks with the same `for_each`
-are partners: a part refers to its partner's part for the same element.
+are partners: a part refers to its partner's part for the same element. A task over another one with `for_each` is a
+partner of that, and each of its parts goes over the list of the partner's part: `t.1.1`, `t.1.2`, ...
 
 The tasks of a plan that `t` calls are `t.draft`, `t.review`, ...; those of a loop `t.1.draft`, `t.2.draft`. The names
 in their prompts are aliases of these ids, and the inputs of the plan stand in the tasks that use them. What has to be
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from plait import events
 from plait.backends.backend_protocol import Abilities, Reply
@@ -189,10 +191,16 @@ def expand(run: LiveRun, position: int) -> list[events.Event]:
     """Add the parts of the task with `for_each` at `position`, and return the events. Raises DAGError."""
     dag = run.state.dag
     task = dag.tasks[position]
-    elements = elements_of(task, run.state.results.get(dag.position(task.for_each or "")))
-    elements = elements[: run.options.growth.within(dag.growth).pilot]
+    over = dag.position(task.for_each or "")
+    if dag.tasks[over].for_each is None:
+        elements = _elements(run, position)[: run.options.growth.within(dag.growth).pilot]
+        lists: Sequence[str | None] = [None] * len(elements)
+    else:
+        outer = [dag.tasks[part] for part in run.state.parts.get(over, ())]
+        elements, lists = [cast("JsonValue", part.item) for part in outer], [part.id for part in outer]
     partners = _partners(run, task, elements)
-    parts = [_part(task, partners, number, item) for number, item in enumerate(elements, 1)]
+    numbered = enumerate(zip(elements, lists, strict=True), 1)
+    parts = [_part(task, partners, number, item, inner) for number, (item, inner) in numbered]
     new_events: list[events.Event] = []
     if parts:
         new_events.append(add(run, parts, task.id, gathered_by=position))
@@ -202,13 +210,34 @@ def expand(run: LiveRun, position: int) -> list[events.Event]:
     return new_events
 
 
+def _elements(run: LiveRun, position: int) -> Sequence[JsonValue]:
+    """Return the list over which the task at `position` is expanded. For a part over a part, whatever is no list counts
+    as its one element. Raises DAGError.
+    """
+    task = run.state.dag.tasks[position]
+    result = run.state.results.get(run.state.dag.position(task.for_each or ""))
+    return [result.value] if result is not None and _is_one(task, result) else elements_of(task, result)
+
+
+def _is_one(task: Task, result: TaskResult) -> bool:
+    """Return whether the part, if it is one, goes over a result that is no list."""
+    if group_of(task.id, task.item) is None or result.status is not TaskStatus.COMPLETED:
+        return False
+    data = result.data
+    return not isinstance(data, list | dict) or (isinstance(data, dict) and list not in map(type, data.values()))
+
+
 def _partners(run: LiveRun, task: Task, elements: Sequence[JsonValue]) -> dict[str, bool]:
     """Return the tasks with the same `for_each` that `task` depends on or names, each with True if the task has
     parts to pair up with. Raises DAGError if such a task was expanded over another list.
     """
     dag = run.state.dag
     names = sorted(named(task).union(task.upstream))
-    mine = [name for name in names if name in dag and dag[name].for_each == task.for_each]
+    mine = [
+        name
+        for name in names
+        if name in dag and dag[name].for_each is not None and task.for_each in {dag[name].for_each, name}
+    ]
     return {name: _has_parts_for(run, name, task, elements) for name in mine}
 
 
@@ -341,8 +370,10 @@ def _round_values(run: LiveRun, position: int, number: int) -> dict[str, JsonInp
 
 def collect(run: LiveRun, position: int) -> JsonValue:
     """Return the results of the parts of the task at `position`, in order; "" for a part without a result."""
-    results = [run.state.results[part] for part in run.state.parts[position]]
-    return [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
+    results, task = [run.state.results[part] for part in run.state.parts[position]], run.state.dag.tasks[position]
+    values: list[JsonValue] = [result.value if result.status is TaskStatus.COMPLETED else "" for result in results]
+    over = run.state.results.get(run.state.dag.position(task.for_each or ""))
+    return values[0] if over is not None and _is_one(task, over) else values
 
 
 def _prefix(task: Task, number: int) -> str:
@@ -425,9 +456,10 @@ def elements_of(task: Task, result: TaskResult | None) -> Sequence[JsonValue]:
     return elements
 
 
-def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue) -> Task:
-    """Return the part for one element. A reference to a partner with parts becomes a reference to the partner's part
-    for the same element. A partner without parts has no conversation to continue.
+def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue, inner: str | None) -> Task:
+    """Return the part for one element, which goes over the list of the task `inner` if that is not None. A reference
+    to a partner with parts becomes a reference to the partner's part for the same element. A partner without parts has
+    no conversation to continue.
     """
     own = {name: f"{name}.{number}" for name, has_parts in partners.items() if has_parts}
     aliases = {
@@ -442,5 +474,5 @@ def _part(task: Task, partners: Mapping[str, bool], number: int, item: JsonValue
         continues=None if continues is None else own.get(continues, continues),
         item=item,
         aliases={**own, **aliases},
-        for_each=None,
+        for_each=inner,
     )

@@ -12,7 +12,7 @@ else checks these prompts: a plain prompt is recognised by its text alone, where
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -228,16 +228,15 @@ class PlanTasks:
 
     def _checked_for_each(self, index: int, part: TaskPart) -> TaskPart:
         """Return the part, with the input that its `for_each` probably means."""
-        name, path = part.for_each, ("tasks", index, "for_each")
+        name = part.for_each
         if name is None:
             return part
         if name in self._by_id and name not in self.inputs:
             if (over := self._input_of_family(name)) is None:
                 return part
-            if over in self.inputs:
-                message = f"for_each needs the result of one task, but {name!r} is a task for each element of {over!r}"
-                self._complain(path, f"{message}; write for_each: {over} here, and {name!r} into depends_on")
             after = part.depends_on if name in part.depends_on else [*part.depends_on, name]
+            if over in self.inputs:
+                return part.model_copy(update={"depends_on": after})
             return part.model_copy(update={"for_each": over, "depends_on": after})
         self._check_input_of(index, part, name)
         return part
@@ -438,8 +437,10 @@ class Families:
     def __init__(self, parts: Sequence[TaskPart], items: Mapping[str, Sequence[JsonValue]]) -> None:
         self._parts = {part.id: part for part in parts}
         self._items = items
+        self._families = {part.id: self._family_of(part) for part in parts}
+        """The input for whose elements each task is made; None for a single task."""
         self._ids = {part.id: self._member_ids(part) for part in parts}
-        self._above = _families_above(self._parts, items)
+        self._above = _families_above(self._parts, [part.id for part in parts if not self._is_single(part)])
 
     def size(self) -> tuple[int, int]:
         """Return the number of tasks and the number of dependencies to be generated."""
@@ -453,7 +454,8 @@ class Families:
 
     def members(self, part: TaskPart) -> Iterator[Member]:
         """Yield the tasks generated from `part`: one, or one for each element."""
-        elements: Sequence[JsonValue] = [None] if self._is_single(part) else self._items[part.for_each or ""]
+        over = self._families[part.id]
+        elements: Sequence[JsonValue] = [None] if over is None else self._items[over]
         for position, element in enumerate(elements):
             yield Member(
                 id=self._ids[part.id][position],
@@ -467,7 +469,7 @@ class Families:
                 },
                 item=element,
                 first=position == 0,
-                for_each=part.for_each if self._is_single(part) else None,
+                for_each=self._list_of(part, position),
             )
 
     def splits(self, part: TaskPart) -> bool:
@@ -476,30 +478,53 @@ class Families:
             return False
         return not self._pairs(part, part.continues)
 
+    def _family_of(self, part: TaskPart) -> str | None:
+        """Return the input for whose elements `part` is made, also as a task over the lists of such tasks; None for a
+        single task.
+        """
+        seen: set[str] = set()
+        name = part.for_each
+        while name is not None and name not in self._items and name in self._parts and name not in seen:
+            seen.add(name)
+            name = self._parts[name].for_each
+        return name if name in self._items else None
+
+    def _list_of(self, part: TaskPart, position: int) -> str | None:
+        """Return the task over whose list the member at `position` goes during the run; None without."""
+        if part.for_each in self._items:
+            return None
+        return part.for_each if self._is_single(part) else self._ids[part.for_each or ""][position]
+
     def _is_single(self, part: TaskPart) -> bool:
-        return part.for_each not in self._items
+        return self._families[part.id] is None
 
     def _member_ids(self, part: TaskPart) -> tuple[str, ...]:
-        if self._is_single(part):
+        over = self._families[part.id]
+        if over is None:
             return (part.id,)
-        return tuple(f"{part.id}.{number}" for number in range(1, len(self._items[part.for_each or ""]) + 1))
+        return tuple(f"{part.id}.{number}" for number in range(1, len(self._items[over]) + 1))
 
     def _pairs(self, part: TaskPart, name: str) -> bool:
-        return part.for_each is not None and self._parts[name].for_each == part.for_each
+        over = part.for_each
+        return (
+            over is not None and not self._is_single(self._parts[name]) and over in {self._parts[name].for_each, name}
+        )
 
     def _partners(self, part: TaskPart, name: str, position: int) -> tuple[str, ...]:
         return (self._ids[name][position],) if self._pairs(part, name) else self._ids[name]
 
 
-def _families_above(parts: Mapping[str, TaskPart], items: Mapping[str, object]) -> dict[str, set[str]]:
-    """Return, for each task of the file, the families upstream. For tasks in a cycle the sets are incomplete."""
+def _families_above(parts: Mapping[str, TaskPart], made: Collection[str]) -> dict[str, set[str]]:
+    """Return, for each task of the file, the families upstream, of those in `made`. For tasks in a cycle the sets are
+    incomplete.
+    """
     dependents: dict[str, list[str]] = {name: [] for name in parts}
     for name, part in parts.items():
         for earlier in (*part.depends_on, *([part.continues] if part.continues else [])):
             dependents[earlier].append(name)
     above: dict[str, set[str]] = {name: set() for name in parts}
     for earlier in sort_names(dependents)[0]:
-        own = {earlier} if parts[earlier].for_each in items else set[str]()
+        own = {earlier} if earlier in made else set[str]()
         for name in dependents[earlier]:
             above[name] |= above[earlier] | own
     return above

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import anyio
+import anyio.lowlevel
 import pytest
 
-from plait import DAG, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
+from plait import DAG, FailureMode, GrowthLimits, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, Store
@@ -140,6 +142,68 @@ async def test_two_in_a_row(kept: Store | None) -> None:
     result = await ParallelRunner(talker({"source": listed([1, 2])}), store=kept).run(DAG([SOURCE, MAPPED, then, last]))
     assert result["then"].data == ["<then <part 1>>", "<then <part 2>>"]
     assert result.text["last"] == f"<{json.dumps(result['then'].data)} <part 1>>"
+
+
+CHUNKS = Task("chunks", "source")
+FILES = Task("files", "chunk-{{ item }}", for_each="chunks")
+LINES = Task("lines", "file-{{ item }} of {{ files | length }}", for_each="files")
+LAST = Task("last", "line {{ item }} after {{ lines }}", for_each="files", depends_on=["lines"])
+ALL = Task("all", "all {{ last }}", depends_on=["last"])
+NESTED = {"source": listed(["a", "b", "c"]), "chunk-a": listed(["1", "2"]), "chunk-b": listed([]), "chunk-c": "one"}
+
+
+async def test_parts_of_parts_are_gathered_level_by_level(kept: Store | None) -> None:
+    backend = talker(NESTED)
+    result = await ParallelRunner(backend, store=kept).run(DAG([CHUNKS, FILES, LINES, LAST, ALL]))
+    assert result.status is RunStatus.COMPLETED, result
+    of_a, of_c = ["<file-1 of 2>", "<file-2 of 2>"], "<file-one of 3>"
+    assert result["lines"].data == [of_a, [], of_c], "what is no list counts as one element"
+    assert result["lines.1"].data == of_a
+    assert result["last"].data == [[f"<line {n} after <file-{n} of 2>>" for n in "12"], [], f"<line one after {of_c}>"]
+    assert result["lines.1.2"].text == "<file-2 of 2>"
+    assert result.text["all"] == f"<all {json.dumps(result['last'].data)}>"
+    if kept is not None:
+        again = await ParallelRunner(talker({}), store=kept).resume(result.run_id)
+        assert again.text == result.text
+
+
+async def test_a_part_of_a_part_starts_as_soon_as_its_list_is_there() -> None:
+    is_asked = anyio.Event()
+
+    async def answer(prompt: str) -> object:
+        if prompt == "file-1 of 2":
+            is_asked.set()
+        if prompt == "chunk-c":  # answers only once a line of the first chunk was asked for
+            with anyio.fail_after(30):
+                await is_asked.wait()
+        return {"source": ["a", "c"], "chunk-a": [1, 2]}.get(prompt, "x")
+
+    result = await ParallelRunner(answer).run(DAG([CHUNKS, FILES, LINES]))
+    assert result.status is RunStatus.COMPLETED
+
+
+@pytest.mark.parametrize("mode", ["soft", "skip", "hard"])
+async def test_a_failed_part_of_the_outer_level_fails_its_inner_level_alone(kept: Store | None, mode: str) -> None:
+    backend = talker({**NESTED, "chunk-b": ValueError("no")})
+    files = replace(FILES, failure_mode=FailureMode(mode))
+    result = await ParallelRunner(backend, store=kept).run(DAG([CHUNKS, files, LINES]))
+    assert result["lines.1"].data == ["<file-1 of 2>", "<file-2 of 2>"]
+    assert result["lines.3"].status is TaskStatus.COMPLETED
+    blocked = {name: result[name].status for name in ("lines", "lines.2")}
+    if mode == "hard":
+        assert set(blocked.values()) == {TaskStatus.PENDING}
+    else:
+        assert set(blocked.values()) == {TaskStatus.COMPLETED}
+        assert result["lines.2"].data == []
+
+
+async def test_three_levels_and_an_outer_list_that_is_empty(kept: Store | None) -> None:
+    deep = Task("deep", "deep {{ item }}", for_each="lines")
+    answers = {**NESTED, "file-1": listed(["x", "y"]), "file-2": listed([])}
+    result = await ParallelRunner(talker(answers), store=kept).run(DAG([CHUNKS, FILES, LINES, deep]))
+    assert result["deep"].data == [[["<deep x>", "<deep y>"], []], [], "<deep <file-one of 3>>"]
+    result = await ParallelRunner(talker({"source": listed([])}), store=kept).run(DAG([CHUNKS, FILES, LINES, deep]))
+    assert result["deep"].data == []
 
 
 async def test_parts_see_what_their_task_depends_on_and_hold_data() -> None:

@@ -533,13 +533,13 @@ FAMILY = '{id: part, prompt: "{{ item }}", for_each: rows}'
         ],
     ],
 )
-def test_a_for_each_over_the_tasks_of_another_is_one_message(further: list[str]) -> None:
-    (problem,) = mistakes(ROWS + tasks(FAMILY, *further))
-    assert (problem.line, problem.where) == (4, "tasks[1].for_each")
-    assert problem.message == (
-        "for_each needs the result of one task, but 'part' is a task for each element of 'rows'; write for_each: rows "
-        "here, and 'part' into depends_on"
-    )
+def test_a_for_each_over_the_tasks_of_another_goes_over_the_list_of_each(further: list[str]) -> None:
+    dag = parse_plan(ROWS + tasks(FAMILY, *further)).dag
+    parts = [task for task in dag if task.id.startswith("part.")]
+    assert [(task.id, task.for_each, task.item) for task in dag if task.id.startswith("b.")] == [
+        (f"b.{number}", part.id, part.item) for number, part in enumerate(parts, 1)
+    ]
+    assert all(dag[f"b.{number}"].upstream == (part.id,) for number, part in enumerate(parts, 1))
 
 
 def test_a_for_each_over_the_tasks_of_a_broken_one_is_not_reported() -> None:
