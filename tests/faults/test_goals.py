@@ -7,6 +7,7 @@ from typing import get_args
 
 from plait.failpoints import FAILPOINTS
 from tests.faults.campaigns import (
+    acts,
     adoption_bugs,
     adoptions,
     cancel_bugs,
@@ -125,6 +126,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "fleet": fleet.SHOWN.keys(),
         "edits": edit_bugs.BUGS.keys(),
         "schedules": schedule_bugs.BUGS.keys(),
+        "acts": acts.BUGS.keys(),
         "cancels": cancel_bugs.BUGS.keys(),
         "slow": slow.PLANTED.keys(),
         "machine": machine.BUGS.keys(),

@@ -32,6 +32,7 @@ METHODS = (
     "fleet",
     "edits",
     "schedules",
+    "acts",
     "cancels",
     "slow",
     "machine",

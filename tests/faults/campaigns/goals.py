@@ -54,6 +54,8 @@ GOALS = (
     Goal("acknowledged results lost by power losses", "power", "acknowledged lost", most=0),
     Goal("schedules", "schedules", None, 10_000),
     Goal("deadlocks and broken invariants of schedules", "schedules", "", most=0),
+    Goal("plans that act", "acts", None, 500),
+    Goal("tasks that ended otherwise than foretold, or work done again", "acts", "", most=0),
     Goal("cancellations", "cancels", None, 2_000),
     Goal("transactions left open, and whatever else a cancellation left", "cancels", "", most=0),
     Goal("rounds of simultaneous resumes", "two", "rounds of race", 50),

@@ -1,0 +1,25 @@
+"""Random plans that act, against an oracle, and killed; see tests/faults/campaigns/acts.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.campaigns import acts
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.slow)])
+def test_random_plans_end_as_the_oracle_foretells(seeds: range) -> None:
+    assert [problem for seed in seeds for problem in acts.tell(seed)] == []
+
+
+@pytest.mark.slow
+def test_plans_that_are_killed_do_nothing_again_and_lose_nothing() -> None:
+    report = acts.run(scale="quick", planted=False)
+    assert report.ok, "\n".join(report.violations)
+    assert report.figures["deaths"] >= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", acts.BUGS)
+def test_a_planted_bug_is_caught(bug: str) -> None:
+    assert acts.is_caught(bug)
