@@ -50,7 +50,7 @@ class FunctionBackend(Placeable):
     the result is dropped. Prefer `async def`.
     """
 
-    __slots__ = ("_call", "_function", "parameters")
+    __slots__ = ("_call", "function", "parameters")
     needs_prompt: ClassVar[bool] = False
     """A task may call a function without a prompt: see `Abilities`."""
 
@@ -58,20 +58,15 @@ class FunctionBackend(Placeable):
         if not callable(function):
             raise TypeError(f"FunctionBackend takes a function, not {type(function).__name__}")
         self._call: Callable[..., Awaitable[Any]] = function if _is_async(function) else _threaded(function)
-        self._function = function
+        self.function = function
         self.parameters = _parameters_of(function)
-
-    @property
-    def function(self) -> Function:
-        """The function."""
-        return self._function
 
     def answer_key(self) -> JsonValue:
         """Return the function's module and name, and a digest of its own code, without what it calls or closes over."""
-        name = getattr(self._function, "__qualname__", type(self._function).__qualname__)
-        code = getattr(self._function, "__code__", None) or getattr(type(self._function).__call__, "__code__", None)
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        code = getattr(self.function, "__code__", None) or getattr(type(self.function).__call__, "__code__", None)
         digest = hashlib.sha256(repr(_code_parts(code)).encode()).hexdigest() if isinstance(code, CodeType) else ""
-        return [getattr(self._function, "__module__", ""), name, digest]
+        return [getattr(self.function, "__module__", ""), name, digest]
 
     def new_session_id(self) -> str | None:
         """Return None: functions have no sessions."""

@@ -286,13 +286,13 @@ class ClaudeConversation(AgentConversation):
         try:
             return await super().send(sent)
         except BudgetReached as error:
-            if self._budget is None or self._session_id is None:
+            if self._budget is None or self.session_id is None:
                 raise
             spent = self._budget.after(error.usage.cost_usd)
             question = spent.question
             notice = Message("assistant", f"({question.text})", error.usage)
             messages = (*(error.messages or (Message("user", sent),)), notice)
-            session_id = marked(self._session_id, f"spent-{spent.spent:.6f}-of-{spent.limit:.6f}")
+            session_id = marked(self.session_id, f"spent-{spent.spent:.6f}-of-{spent.limit:.6f}")
             return Reply(notice.content, None, session_id, error.usage, messages, question)
 
     def _call(self, folder: Path) -> Call:

@@ -248,7 +248,7 @@ class AgentConversation:
         self._request = request
         self._files = files
         self._sessions = Sessions(files.sessions, backend.kind)
-        self._session_id, self._question = unmarked(request.session_id)
+        self.session_id, self._question = unmarked(request.session_id)
         """`_question` is the id of the question that the turn answers; empty if the session id had none."""
         self._answer = None if request.answer is None else request.answer.value
         note = noted_before(request, files.turn, _ANSWERED)
@@ -270,11 +270,6 @@ class AgentConversation:
         self._schema = None if schema is None else Schema(schema)
         self._enforced = schema if schema is not None and backend.takes_schema(schema) else None
         """The schema to be enforced by the program itself; None otherwise."""
-
-    @property
-    def session_id(self) -> str | None:
-        """Id of the session; None while unknown."""
-        return self._session_id
 
     async def send(self, prompt: str) -> Reply:
         """Implement `Conversation.send`."""
@@ -298,7 +293,7 @@ class AgentConversation:
             error.usage += _cost(turn)
             error.messages = tuple(turn) if len(turn) > 1 else ()
             raise
-        return Reply(answered.text, data, self._session_id, _cost(turn), tuple(turn), answered.question)
+        return Reply(answered.text, data, self.session_id, _cost(turn), tuple(turn), answered.question)
 
     async def _first(self, turn: list[Message], prompt: str) -> TurnAnswer:
         """Make the call that sends the prompt itself.
@@ -331,10 +326,10 @@ class AgentConversation:
             if not lost or begun or not self._request.history or self._backend.on_lost_session == "fail":
                 raise
             what = error.holder if isinstance(error, SessionInUse) else error.message
-        old = self._session_id if self._exists else self._request.fork_of
+        old = self.session_id if self._exists else self._request.fork_of
         turn.clear()
         if self._exists:
-            self._session_id = self._backend.new_session_id()
+            self.session_id = self._backend.new_session_id()
         self._exists = False
         self._request = replace(self._request, fork_of=None, resume=False)
         note = f"session {old} could not be continued ({what}): a fresh session received the history as text"
@@ -363,7 +358,7 @@ class AgentConversation:
             answered = reader.end(ProcessEnd(child.status, child.tail("stderr"), tuple(self._plain_lines)))
         except BackendError as error:
             used = reader.usage if error.usage == NO_USAGE else error.usage
-            error.usage = self._unreported_cost(cut) + self._own(call.folder, self._session_id, used)
+            error.usage = self._unreported_cost(cut) + self._own(call.folder, self.session_id, used)
             error.continues_session = error.continues_session and reader.session_id is not None
             if error.retry_after is not None and call.written_at is not None:
                 error.retry_after = max(0.0, error.retry_after - (self._backend.now() - call.written_at))
@@ -383,7 +378,7 @@ class AgentConversation:
         if answered.is_total:
             usage += self._total(call, answered.usage)
         else:
-            usage += self._own(call.folder, self._session_id, answered.usage)
+            usage += self._own(call.folder, self.session_id, answered.usage)
         try:
             message = whole_turn(reader, answered, usage)
         except BackendError as error:
@@ -402,7 +397,7 @@ class AgentConversation:
                 written_at = (folder / "stdout").stat().st_mtime
         return Call(
             folder,
-            self._session_id,
+            self.session_id,
             resume=self._exists,
             forks=None if self._exists else self._request.fork_of,
             output_schema=self._enforced,
@@ -503,8 +498,8 @@ class AgentConversation:
     def _note_session(self, session_id: str | None) -> None:
         if session_id is not None and session_id != self._noted:
             self._noted = session_id
-            self._session_id, self._exists = clean_text(session_id), True
-            self._request.on_session(self._session_id)
+            self.session_id, self._exists = clean_text(session_id), True
+            self._request.on_session(self.session_id)
 
     def _unreported_cost(self, cut: list[UnreportedCall]) -> Usage:
         read = ((one.folder, one.reader) for one in reversed(cut))
@@ -517,15 +512,15 @@ class AgentConversation:
 
     def _total(self, call: Call, total: Usage) -> Usage:
         """Return the cost of the call, given the `total` cost of its session so far."""
-        if self._session_id is None:
+        if self.session_id is None:
             return total
-        before = self._sessions.spent(self._session_id) if call.resume else None
+        before = self._sessions.spent(self.session_id) if call.resume else None
         if before is None and call.forks is not None:
             before = self._sessions.spent(call.forks)
         if before is None:
             before = _cost(self._request.history) if call.resume or call.forks else NO_USAGE
         before = first_before(call.folder, before)
-        self._sessions.note_spent(self._session_id, total)
+        self._sessions.note_spent(self.session_id, total)
         return since(total, before)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from os import environ
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
 from anyio import CancelScope
@@ -48,6 +48,8 @@ class PydanticAIBackend:
     between two steps.
     """
 
+    can_fork: ClassVar[bool] = True
+
     def __init__(self, agent: AbstractAgent[Any, Any] | DeclaredAgent, *, deps: Any = None) -> None:
         if isinstance(agent, type) or not (isinstance(agent, DeclaredAgent) or hasattr(agent, "iter")):
             raise TypeError(f"PydanticAIBackend takes a pydantic_ai.Agent, not {agent!r:.80}")
@@ -59,11 +61,6 @@ class PydanticAIBackend:
     def new_session_id(self) -> str | None:
         """Return a random id, under which the history is kept."""
         return uuid4().hex
-
-    @property
-    def can_fork(self) -> bool:
-        """Whether a history can be copied: always."""
-        return True
 
     @property
     def billing(self) -> Billing:

@@ -60,6 +60,7 @@ class AgentConversation:
         self._toolsets = toolsets
         self._deps = deps
         self._request = request
+        self.session_id = request.session_id
         self._ends = ends
         self._history = History()
         """The history so far."""
@@ -71,10 +72,6 @@ class AgentConversation:
         """The thoughts in the texts of this turn."""
         self._is_reported = False
         """Whether `on_session` was called in this turn."""
-
-    @property
-    def session_id(self) -> str | None:
-        return self._request.session_id
 
     async def send(self, prompt: str) -> Reply:
         schema = None if self._request.output_schema is None else Schema(self._request.output_schema)

@@ -26,7 +26,6 @@ from plait.backends.backend_protocol import (
     Backend,
     Conversation,
     ConversationRequest,
-    Hosts,
     Output,
     Placement,
     Reply,
@@ -65,7 +64,7 @@ class HostBackend:
         needs: Mapping[str, float],
     ) -> None:
         self._described = described
-        self._hosts = hosts
+        self.hosts = hosts
         self._needs = needs
         self._answer_key = answer_key(made)
         abilities = Abilities.of(made)
@@ -75,11 +74,6 @@ class HostBackend:
         self.parameters = abilities.parameters
         self.allows = abilities.allows
         self.billing = billing_of(made)
-
-    @property
-    def hosts(self) -> Hosts:
-        """The hosts."""
-        return self._hosts
 
     def answer_key(self) -> JsonValue:
         """Return the answer key of the backend. The hosts do not count."""
@@ -93,7 +87,7 @@ class HostBackend:
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation. The first prompt chooses the host."""
         placement = request.placement
-        session = None if placement is None else self._hosts.session(placement.run_id)
+        session = None if placement is None else self.hosts.session(placement.run_id)
         if session is not None and placement is not None:
             yield HostConversation(self._described, session, request, placement, self._needs)
             return
@@ -293,6 +287,12 @@ class HostConversation:
 # of plan files.
 
 
+_IN_A_MODULE = (
+    "put a function that returns the backend into a module that the hosts have, and name the function: "
+    'hosts.placed("module:function")'
+)
+
+
 def describe(backend: object) -> dict[str, JsonValue]:
     """Return the description of `backend`: a backend of plait, a function, or a text `module:name`.
 
@@ -307,11 +307,7 @@ def describe(backend: object) -> dict[str, JsonValue]:
         return {"make": _name_of(type(backend)), "options": _options(backend)}
     if callable(backend) and not isinstance(backend, type):
         return {"call": _name_of(backend)}
-    kind = type(backend).__name__
-    raise ValueError(
-        f"{kind} cannot be described to a host; put a function that returns the backend into a module that the hosts "
-        'have, and name the function: hosts.placed("module:function")'
-    )
+    raise ValueError(f"{type(backend).__name__} cannot be described to a host; {_IN_A_MODULE}")
 
 
 def build_described(described: Mapping[str, JsonValue]) -> Backend:
@@ -356,9 +352,6 @@ def _options(backend: Any) -> dict[str, JsonValue]:
         try:
             options[one.name] = json.loads(json.dumps(value))
         except (TypeError, ValueError):
-            kind = type(backend).__name__
-            raise ValueError(
-                f"{one.name} of {kind} is no JSON, so no host can make the backend; put a function that returns the "
-                'backend into a module that the hosts have, and name the function: hosts.placed("module:function")'
-            ) from None
+            what = f"{one.name} of {type(backend).__name__} is no JSON, so no host can make the backend"
+            raise ValueError(f"{what}; {_IN_A_MODULE}") from None
     return options

@@ -137,7 +137,10 @@ class LoadBalancedBackend(ModelBackend):
             server.under_way -= 1
         server.failures, server.paused_until = 0, 0.0
         if request.session_id is not None:
-            self._remember(request.session_id, server)
+            self._last_server[request.session_id] = server
+            self._last_server.move_to_end(request.session_id)
+            if len(self._last_server) > KEPT_CONVERSATIONS:
+                self._last_server.popitem(last=False)
         return answer
 
     def _choose(self, servers: Sequence[_Server], request: ConversationRequest) -> _Server:
@@ -159,9 +162,3 @@ class LoadBalancedBackend(ModelBackend):
         pause = min(LAST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(server.failures, 10))
         server.failures += 1
         server.paused_until = self.monotonic() + max(pause, min(retry_after or 0.0, LAST_PAUSE_S))
-
-    def _remember(self, session_id: str, server: _Server) -> None:
-        self._last_server[session_id] = server
-        self._last_server.move_to_end(session_id)
-        if len(self._last_server) > KEPT_CONVERSATIONS:
-            self._last_server.popitem(last=False)

@@ -73,13 +73,10 @@ class LocalBackend(ModelBackend, Placeable):
     """Limit of one whole request, in seconds."""
     adjustable: ClassVar[frozenset[str]] = frozenset({"system", "temperature"})
     """The settings that a task may have in place of the backend's: see `Abilities`."""
+    billing: ClassVar[Billing] = Billing(price=FREE)
+    """The facts that decide the price: the model runs on this machine and costs nothing."""
     _child: _Server | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
-
-    @property
-    def billing(self) -> Billing:
-        """The facts that decide the price: the model runs on this machine and costs nothing."""
-        return Billing(price=FREE)
 
     def answer_key(self) -> JsonValue:
         """Return a digest of the settings that determine an answer. The contents of the model's file are not read."""

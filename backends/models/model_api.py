@@ -500,13 +500,10 @@ class ReplayConversation:
     def __init__(self, ask: Ask, request: ConversationRequest) -> None:
         self._ask = ask
         self._request = request
+        self.session_id = request.session_id
+        """Id chosen by the caller; unknown to the server."""
         self._history = [Message(old.role, clean_text(old.content), old.usage) for old in request.history]
         self._schema = None if request.output_schema is None else Schema(request.output_schema)
-
-    @property
-    def session_id(self) -> str | None:
-        """Id chosen by the caller; unknown to the server."""
-        return self._request.session_id
 
     async def send(self, prompt: str) -> Reply:
         turn: list[Message] = []
