@@ -314,7 +314,7 @@ def check_rows() -> Reading[tuple[list[str], int, int]]:
                 if task.damaged or any(message.damaged for message in talk):
                     damaged_parts.append(f"{run_id}/{task_id}")
         except StoreError as error:
-            damaged_parts.append(str(error).split(";", maxsplit=1)[0])
+            damaged_parts.append(str(error).rsplit(";", maxsplit=1)[0])
         except WRONG_TYPES as error:
             damaged_parts.append(f"run {run_id!r}: a value has the wrong type ({error})")
     return damaged_parts, results, messages

@@ -191,3 +191,12 @@ async def test_the_check_of_rows_names_what_is_damaged_and_goes_on(part: str) ->
     [found, other], *_ = await store.check_rows()
     assert found.startswith(name)
     assert other.startswith("run 'later' is damaged: task 'a'")
+
+
+async def test_the_check_of_rows_names_the_whole_task() -> None:
+    store = MemoryStore()
+    await Writer(store).write(replace(CREATED, tasks=(NewTask("a; b", "p"),)))
+    change(store, "UPDATE tasks SET prompt = 'other'")
+    [found], *_ = await store.check_rows()
+    assert found.startswith(f"run '{RUN}' is damaged: task 'a; b' (prompt, ")
+    assert found.endswith(" does not fit its checksum")
