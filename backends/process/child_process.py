@@ -177,7 +177,7 @@ def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
 
 def own_variables(request: ConversationRequest) -> Mapping[str, str]:
     """Return the variables of the task alone for its program, and those that name its locked folders."""
-    own = {} if request.workspace is None else request.workspace.env
+    own: Mapping[str, str] = {} if request.workspace is None else request.workspace.env
     return {**own, **names_held(request.keeps)} if request.keeps else own
 
 

@@ -108,7 +108,8 @@ async def test_a_model_takes_no_folder() -> None:
     async def answer(prompt: str) -> str:
         return prompt
 
-    for options in ({"cwd": "here"}, {"env": {"A": "1"}}):
+    settings: list[dict[str, Any]] = [{"cwd": "here"}, {"env": {"A": "1"}}]
+    for options in settings:
         with pytest.raises(DAGError, match=r"takes no (cwd|env) from a task"):
             await ParallelRunner(answer).run(DAG([Task("work", "p", **options)]))
 
