@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 @value
 class SSHHost:
-    """A host reached with OpenSSH. Raises ValueError for an invalid value."""
+    """A host reached with OpenSSH."""
 
     name: str
     """The name in events and session ids: 1 to 64 letters, digits, `.`, `_` or `-`, not beginning with a dot."""
@@ -33,7 +33,8 @@ class SSHHost:
     plait: str = "plait"
     """The command there, a name on the PATH of a login that is not interactive, or a path."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError for an invalid value."""
         if not _NAME.fullmatch(self.name):
             raise ValueError(
                 f"the host name {self.name!r} must have 1 to 64 letters, digits, '.', '_' or '-', and no dot first; "
@@ -61,6 +62,8 @@ class SSHHosts(HostGroup):
         self.all = tuple(SSHHost(one) if isinstance(one, str) else one for one in hosts)
         """The hosts, in the order given."""
         self._ssh = tuple(ssh)
+        for one in self.all:
+            one.check()
         if not self.all or len(set(self.names)) < len(self.all):
             raise ValueError(f"hosts need at least one name, and each name once, not {self.names}")
         if not self._ssh:
