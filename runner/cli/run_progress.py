@@ -13,6 +13,7 @@ from itertools import islice
 
 from plait import events
 from plait.json_form import JsonValue
+from plait.runner.domain.asked_question import Way
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.wait_reasons import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.state.run_state import RunState
@@ -191,6 +192,7 @@ class Progress:
 
     def _waits(self, now: float) -> Waits:
         statuses = {task.id: status for task, status in zip(self.dag, self.state.statuses, strict=True)}
+        asking = [position for position, one in self.state.asking.items() if one.way is Way.BUDGET]
         run = WaitingRun(
             RunStatus.RUNNING,
             self.dag,
@@ -200,6 +202,7 @@ class Progress:
             self._rated,
             away=self.away,
             folders=self._folders,
+            asks_for_budget=self.dag.tasks[asking[0]].id if asking else None,
         )
         return Waits(run, now)
 

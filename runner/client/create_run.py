@@ -194,7 +194,13 @@ def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInpu
 
 
 async def create_run(
-    config: RunOptions, dag: DAG, run_id: str | None, key: str | None, settings: Mapping[str, JsonInput]
+    config: RunOptions,
+    dag: DAG,
+    run_id: str | None,
+    key: str | None,
+    settings: Mapping[str, JsonInput],
+    *,
+    budget: float | None = None,
 ) -> tuple[str, bool]:
     """Store a queued run; `settings` come from `with_policy`. Return its id, and whether this call made it: of several
     calls with one key at the same time, one did. See `Runs.create`.
@@ -206,7 +212,8 @@ async def create_run(
         raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
     dag = _prepared(dag, config)
     backend_names(dag, config)
-    settings = {**settings, **budget_setting(config.budget, unpriced=config.unpriced)}
+    budget = config.budget if budget is None else budget
+    settings = {**settings, **budget_setting(budget, unpriced=config.unpriced)}
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     if key is not None:
         run_id = run_id_of(key)

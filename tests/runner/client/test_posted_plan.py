@@ -78,6 +78,10 @@ def test_what_a_posted_plan_may_not_say(changes: dict[str, Any], inputs: dict[st
     assert not str(refused.value).startswith("plan")  # there is no file, and no line in it
 
 
+def test_a_posted_plan_may_have_a_budget() -> None:
+    assert posted_plan({"tasks": TASKS, "inputs": {"who": "Ada"}, "budget": 2.5}, {}, ["w"]).budget == 2.5
+
+
 async def test_large_inputs_are_no_large_plan() -> None:
     value = "é" * 2**20
     new = {"plan": {"inputs": {"who": "Ada"}, "tasks": [{"id": "a", "prompt": "{{ who }}"}]}, "inputs": {"who": value}}

@@ -60,6 +60,15 @@ def test_a_task_waits_for_what_it_needs(statuses: str, task: str, kind: WaitKind
     assert (found.kind, found.text) == (kind, text)
 
 
+def test_a_task_that_could_start_waits_for_the_budget_that_another_asks_for() -> None:
+    two = DAG([Task("asks", "x"), Task("b", "b")])
+    for status in (RunStatus.RUNNING, RunStatus.WAITING_INPUT):
+        found = reason("wp", "b", status, two, asks_for_budget="asks")
+        assert (found.kind, found.tasks) == (WaitKind.BUDGET, ("asks",))
+        assert found.text == "waits for a higher budget, asked for by asks"
+    assert reason("crpppp", "t0", asks_for_budget="b").kind is WaitKind.UPSTREAM
+
+
 def test_running_and_ended_tasks_do_not_wait() -> None:
     waits = Waits(WaitingRun(RunStatus.RUNNING, DAG([Task("a", "a"), Task("b", "b")]), {"a": R, "b": F}), NOW)
     assert (waits.reason("a"), waits.reason("b")) == (None, None)

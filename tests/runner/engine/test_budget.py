@@ -283,6 +283,13 @@ async def test_the_tasks_of_a_called_plan_count_in_the_one_run(store: Store) -> 
         await ParallelRunner(Priced(most=None), store=store, budget=5).run([Task("c", "", call=Call(inner))])
 
 
+async def test_a_queued_run_has_the_budget_it_was_made_with(store: Store) -> None:
+    backend = Priced()
+    run_id, _ = await ParallelRunner(backend, store=store, budget=50).runs.find_or_create(tasks(3), budget=5)
+    result = await ParallelRunner(backend, store=store).resume(run_id)
+    assert (asking(result), len(backend.calls)) == (["t2"], 2)
+
+
 class Adjustable(Priced):
     """A model that takes a system prompt from a task."""
 
