@@ -308,8 +308,10 @@ class StoredBackends:
                     f"cwd and env of task {task.id!r} of run {self.run_id} are taken from a plan file, not from the "
                     f"store alone, and {self.plan or 'no plan file'} has them: {place[:200]}; put them back"
                 )
+        # Once for each backend: each look validates the backend, and at a worker reads the plan file.
+        specs = {name: self._trusted_spec(name) for name in dict.fromkeys(backend for _, backend, _ in runs)}
         for task, backend, run in runs:
-            spec = self._trusted_spec(backend)
+            spec = specs[backend]
             allows = spec.allows if isinstance(spec, CommandSpec) else ()
             if tuple(run) not in written and not is_allowed(run, allows):
                 where = "no plan file" if self.plan is None else str(self.plan)

@@ -10,14 +10,26 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from plait import DAG, SQLiteStore, Task
-from plait.runner.client.backend_set import BackendOptions, backend_set_of_file, queueing_options
+from plait.persistence import MemoryStore
+from plait.runner.client import trusted_backends
+from plait.runner.client.backend_set import (
+    BackendOptions,
+    backend_set_of_file,
+    backend_set_of_plan,
+    called_plan_data,
+    queue_run,
+    queueing_options,
+)
 from plait.runner.client.runs import Runs
-from plait.runner.client.trusted_backends import why_untrusted
+from plait.runner.client.trusted_backends import FileOptions, why_untrusted
+from plait.runner.plan.plan_file import Plan
+from plait.runner.state.stored_run import stored_run
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.processes.fleet import until
 from tests.support.processes.warm import Warm
@@ -189,3 +201,28 @@ def test_what_the_database_names_is_what_is_examined(tmp_path: Path, named: str)
         line = line_about(member, theirs)
     assert f"because {evil} belongs to user {ANN}" in line
     assert not (evil / "called").exists()
+
+
+@pytest.mark.parametrize("plans", [None, ()])
+async def test_a_plan_with_many_commands_is_read_as_often_as_one_with_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plans: tuple[Path, ...] | None
+) -> None:
+    reads: list[Path] = []
+
+    def read(path: Path) -> dict[Path, dict[str, Any]]:
+        reads.append(path)
+        return called_plan_data(path)
+
+    monkeypatch.setattr(trusted_backends, "called_plan_data", read)
+    counts: list[int] = []
+    for tasks in (1, 20):
+        path = tmp_path / f"{tasks}.yaml"
+        path.write_text("tasks:\n" + "".join(f"  - {{id: t{n}, run: [echo, x{n}]}}\n" for n in range(tasks)))
+        plan, store = Plan.load(path), MemoryStore()
+        run_id = await queue_run(plan, backend_set_of_plan(plan, BackendOptions()), store, None)
+        run = await stored_run(store, run_id)
+        files = FileOptions(plans=None if plans is None else (path.parent,))
+        trusted_backends.StoredBackends.of(run.record, files).require_commands(run.state.dag)
+        counts.append(len(reads))
+        reads.clear()
+    assert counts[0] == counts[1]
