@@ -213,6 +213,7 @@ class AttemptRunner:
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._abilities = {name: Abilities.of(backend) for name, backend in self._backends.items()}
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in self._backends.items()}
+        self._take_places = {name for name, abilities in self._abilities.items() if "cwd" in abilities.adjustable}
         self._placed = {name for name, backend in self._backends.items() if isinstance(backend, PlacedBackend)}
         self.slot_for_judge: SlotForJudge = _slot_for_nobody
         """Waits for a slot of the judge's backend: see `AnswerCheck.run`."""
@@ -480,7 +481,7 @@ class AttemptRunner:
             else traceparent(self._run_id, task.id, attempt.number),
             options=task.options,
             placement=placement,
-            workspace=self._state.workspace(task) if task.cwd or task.env or task.continues else None,
+            workspace=self._state.workspace(task) if name in self._take_places else None,
             keeps=() if self.folders is None else self.folders.descriptors(attempt.position),
             values=self._state.argument_values(task) if task.arguments else _NO_VALUES,
             attachments=attempt.contents.attachments if self._abilities[name].takes_files == "contents" else (),

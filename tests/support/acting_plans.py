@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 DONE, FAILED, SKIPPED, PENDING = "completed", "failed", "skipped", "pending"
 Plan = list[dict[str, Any]]
@@ -220,9 +220,9 @@ class Oracle:
             self.statuses[name] = PENDING
             return ""
         elements = values.get(f"value {over}", values.get(over.rpartition(".")[2], ""))
-        elements = elements if self.statuses[over] == DONE and isinstance(elements, list) else []
+        items = cast("list[str]", elements) if self.statuses[over] == DONE and isinstance(elements, list) else []
         results, parts = list[Any](), list[str]()
-        for number, item in enumerate(elements, 1):
+        for number, item in enumerate(items, 1):
             part, prompt = f"{name}.{number}", f"{task['id']} {item} {x}"
             parts.append(part)
             self.calls[prompt] += 1

@@ -47,7 +47,7 @@ async def test_commands_of_a_run_write_in_a_folder_one_after_the_other(tmp_path:
         result = await run(tmp_path, *tasks, store=store)
         assert (result.status, begun(tmp_path)) == (RunStatus.COMPLETED, 6)
         waits = [one.task_id for one in await store.list_events(result.run_id, kind=events.FolderAwaited.kind)]
-        assert sorted(waits) == [f"t{number}" for number in range(1, 6)], "each wait is told once"
+        assert sorted(map(str, waits)) == [f"t{number}" for number in range(1, 6)], "each wait is told once"
 
 
 async def test_runs_of_a_process_and_of_others_take_turns(tmp_path: Path) -> None:
