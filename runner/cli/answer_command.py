@@ -20,7 +20,7 @@ from plait.runner.engine.lease import Liveness, liveness, shown_status
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.stored_run import decode_task
-from plait.runner.views.view_models import AskedView, QuestionView, view_json
+from plait.runner.views.view_models import AskedView, QuestionView, view_json, view_of
 from plait.safe_text import is_utf8
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
@@ -142,18 +142,10 @@ async def _list_interrupted(store: Store, run: RunRecord) -> list[QuestionView]:
     if not cut:
         return []
     steps = (await TrustedBackends(store, note=print_note).runs().preview(run.run_id)).tasks
+    asked = [(one, steps[name].reason) for name, one in cut.items() if steps[name].action is ResumeAction.ASK]
+    names = {"run_id": run.run_id, "run_name": run.name}
     return [
-        QuestionView(
-            run_id=run.run_id,
-            run_name=run.name,
-            task_id=name,
-            attempt=one.attempt,
-            question=steps[name].reason,
-            since=one.started_at,
-            asks=None,
-        )
-        for name, one in cut.items()
-        if steps[name].action is ResumeAction.ASK
+        view_of(QuestionView, one, **names, question=reason, since=one.started_at, asks=None) for one, reason in asked
     ]
 
 
