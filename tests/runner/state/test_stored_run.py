@@ -1,22 +1,14 @@
-"""What is read of a stored run, and of the events that change its DAG."""
+"""What is read of a stored run."""
 
 from __future__ import annotations
 
 from plait import DAG, MemoryStore, Task
-from plait.events import NewTask, RunCreated, TasksAdded
+from plait.events import RunCreated
 from plait.json_form import to_json
 from plait.persistence.store_records import Batch
-from plait.runner.state.stored_run import SETTINGS_FORMAT, grow, stored_run
+from plait.runner.state.stored_run import SETTINGS_FORMAT, stored_run
 
 AT = "2026-11-21T23:00:00.000Z"
-
-
-def test_what_a_task_was_unfolded_into_is_waited_for() -> None:
-    dag = DAG([Task("list", "p"), Task("each", "{{ item }}", for_each="list"), Task("end", "p", depends_on=["each"])])
-    parts = tuple(Task(f"each.{i}", "{{ item }}", depends_on=["list"], item=i) for i in (1, 2))
-    grow(dag, TasksAdded(AT, tuple(map(NewTask.of, parts)), "each"))
-    assert dag.dependencies[dag.position("each")] == (0, 3, 4)
-    assert [task.id for task, after in zip(dag.tasks, dag.dependents, strict=True) if not after] == ["end"]
 
 
 async def test_a_run_is_read_with_the_tasks_of_a_plan_that_have_the_same_rows() -> None:
