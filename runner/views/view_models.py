@@ -330,7 +330,6 @@ class RunDetail(RunView):
 
     budget: BudgetView | None = None
     """The money of the run; null without a limit."""
-
     throttled: tuple[BackendThrottled, ...] = ()
     """The throttled backends of a running run, each with its last event."""
     tasks: Annotated[Mapping[str, TaskView], _Listed] = field(default_factory=dict[str, TaskView])

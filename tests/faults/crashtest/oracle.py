@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plait.errors import ErrorKind
-from plait.json_form import JsonValue
+from plait.json_form import JsonInput
 from plait.runner.domain.dag import DAG
 from plait.runner.plan.plan_tasks import AddedTasks
 from plait.runner.recovery.resume_plan import MOST_DEATHS
@@ -87,8 +87,7 @@ class _Prediction:
         self.ends: dict[str, Expected] = {}
         self.parts: dict[str, Sequence[str]] = {}
         self.adders: set[str] = set()
-        self._lists: dict[str, list[JsonValue]] = {}
-        self._values: dict[str, list[JsonValue]] = {}
+        self._lists: dict[str, Sequence[JsonInput]] = {}
 
     def step(self) -> bool:
         """Compute the next end, or add the LAST task if all ends are computed. Return False if neither is left."""
@@ -105,7 +104,7 @@ class _Prediction:
     def _partners(self, task: Task) -> list[str]:
         """Return the expanded `for_each` tasks with parts paired with the parts of `task`."""
         over = task.for_each
-        return [name for name in task.upstream if over == self.tasks[name].for_each and name in self.parts]
+        return [name for name in task.upstream if name in self.parts and over in {self.tasks[name].for_each, name}]
 
     def _waits_for(self, task: Task) -> list[str]:
         partners = self._partners(task)
@@ -117,22 +116,39 @@ class _Prediction:
         elif task.for_each is None:
             self._ended(task, self._end(task) if self._is_wanted(task) else Expected(TaskStatus.SKIPPED, 0))
         elif task.id in self.parts:
-            values: list[JsonValue] = [self.ends[name].value for name in self.parts[task.id]]
-            text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
-            self._lists[task.id] = values
-            end = Expected(TaskStatus.COMPLETED, 0, digest(text, values), json.dumps(values, ensure_ascii=False))
-            self._ended(task, end)
+            self._ended(task, self._gathered(task, task.for_each))
         else:
-            items = self._lists.get(task.for_each, [])
-            parts = [self._part(task, number, item) for number, item in enumerate(items, 1)]
+            outer = self.parts[task.for_each] if self.tasks[task.for_each].for_each is not None else None
+            if outer is None:
+                parts = [self._part(task, number, item) for number, item in enumerate(self._items(task.for_each), 1)]
+            else:
+                each = enumerate((self.tasks[name] for name in outer), 1)
+                parts = [replace(self._part(task, number, one.item), for_each=one.id) for number, one in each]
             self.parts[task.id] = [part.id for part in parts]
             self._add(parts, task.id)
 
-    def _part(self, task: Task, number: int, item: JsonValue) -> Task:
+    def _items(self, over: str) -> Sequence[JsonInput]:
+        """Return the list of a task, or its one result in place of a list, as of a part of a `for_each`."""
+        if over in self._lists or self.ends[over].status is not TaskStatus.COMPLETED:
+            return self._lists.get(over, [])
+        return [self.ends[over].value]
+
+    def _gathered(self, task: Task, over: str) -> Expected:
+        """Return the end of a `for_each` task with the results of its parts: a list, or for a part over a result that
+        is no list the one result.
+        """
+        values = [self._lists.get(name, self.ends[name].value) for name in self.parts[task.id]]
+        if over not in self._lists and over not in self.parts and self.ends[over].status is TaskStatus.COMPLETED:
+            return Expected(TaskStatus.COMPLETED, 0, digest(str(values[0]), None), str(values[0]))
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        self._lists[task.id] = values
+        return Expected(TaskStatus.COMPLETED, 0, digest(text, values), json.dumps(values, ensure_ascii=False))
+
+    def _part(self, task: Task, number: int, item: JsonInput) -> Task:
         own = {name: f"{name}.{number}" for name in self._partners(task)}
         depends_on = [own.get(name, name) for name in task.upstream if name != task.continues]
         continues = own.get(task.continues or "", task.continues)
-        part = replace(task, id=f"{task.id}.{number}", item=item, for_each=None, aliases=own)
+        part = replace(task, id=f"{task.id}.{number}", item=item, for_each=None, aliases={**own, **task.aliases})
         return replace(part, depends_on=depends_on, continues=continues)
 
     def _ended(self, task: Task, end: Expected) -> None:
@@ -160,7 +176,7 @@ class _Prediction:
         text, data = answer(task.id, prompt, past, part)
         value = str(data["mark"]) if isinstance(data, dict) else text
         if isinstance(data, dict) and isinstance(data.get("items"), list):
-            self._lists[task.id] = list(data["items"])  # type: ignore[arg-type]
+            self._lists[task.id] = data["items"]
         return Expected(TaskStatus.COMPLETED, part.failures + 1, digest(text, data), value, (*past, prompt, text))
 
     def _is_wanted(self, task: Task) -> bool:
