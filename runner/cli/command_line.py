@@ -82,7 +82,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 long as printing the help.
 """
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
-_HOMES = {"try": "fork", "mcp": "serve", "worker": "serve"}
+_HOMES = {"try": "fork"}
 """The subcommands that stand in the module of another one."""
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""

@@ -1,11 +1,9 @@
-"""`plait serve`, `plait mcp` and `plait worker`: runs for programs on this machine, for an agent, and for the fleet."""
+"""`plait serve`: runs for the programs on this machine, over HTTP."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,41 +12,31 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import click
 
-from plait import events
 from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
 from plait.backends.extras import install_command
-from plait.clock_and_ids import Clock
-from plait.errors import InvalidRequest, PlaitError, RunOwned, StoreError
+from plait.errors import InvalidRequest, PlaitError, RunOwned
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import (
     Seconds,
     async_command,
     backend_options,
-    backends_option,
     concurrency_option,
-    hosts_option,
     json_option,
     log_options,
     store_option,
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
-from plait.runner.cli.follow_run import PlainDisplay
-from plait.runner.cli.run_report import store_failures
-from plait.runner.cli.terminal_output import as_line, output, print_line, print_note
+from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
-from plait.runner.client.offered_plans import LocalPlans, named_plans
-from plait.runner.client.run_worker import Worker, WorkerOptions
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED
-from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
-from plait.runner.domain.run_result import RunResult
+from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, StorePlace, open_store
+from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, open_store
 from plait.runner.serving.server_token import listen, server_access, url_of
 from plait.runner.state.stored_run import read_settings
-from plait.runner.views.event_sentences import counted, seconds
 from plait.statuses import RunStatus
 
 if TYPE_CHECKING:
@@ -225,112 +213,3 @@ def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
     if lack:
         raise InvalidRequest(lack)
     return backend_set
-
-
-@async_command("mcp")
-@click.argument("plans", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PLAN...")
-@backend_options
-@store_option
-@log_options
-async def mcp_command(plans: tuple[Path, ...], **options: Any) -> None:
-    """Serve the Model Context Protocol on standard input and output: an agent may start runs of the plans in the files
-    PLAN, each under the name of its file, wait for a run, read results, answer questions and cancel.
-
-    The runs stop when the agent closes the connection. A start with the same key, or `plait resume`, continues a run.
-    """
-    if find_spec("mcp") is None:
-        raise InvalidRequest(f"plait mcp needs the extra `mcp`; run: {install_command('mcp')}")
-    named_plans(plans)
-    backend = BackendOptions(options["backend"], options["model"], options["base_url"])
-    from plait.runner.serving.mcp_server import RunTools, serve  # noqa: PLC0415 - the extra `mcp` may be missing
-
-    ended, signalled = anyio.Event(), anyio.Event()
-
-    def end_at_signal() -> None:
-        signalled.set()
-        ended.set()
-
-    async def serve_until_closed(tools: RunTools) -> None:
-        with redirect_stdout(output()):  # the server reads the names of the streams, and redirects `print` itself
-            await serve(tools)
-        ended.set()
-
-    async with open_store(options["store_path"]) as store, anyio.create_task_group() as beside:
-        async with TrustedBackends(store).runs() as runs:
-            await beside.start(stop_on_signal, end_at_signal, print_note)
-            tools = RunTools(runs, LocalPlans(plans, backend, store, runs), Clock())
-            beside.start_soon(serve_until_closed, tools)
-            await ended.wait()
-        if signalled.is_set():
-            # A thread still waits for a line of standard input, and nothing ends that wait. The runs are stored.
-            os._exit(CANCELLED)
-        beside.cancel_scope.cancel()
-
-
-@async_command("worker")
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Execute at most this many runs at once, each with as many tasks at once as stored with the run.",
-)
-@click.option(
-    "--plans",
-    metavar="FOLDER",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Take functions, commands and permissions also from the plan files in this folder. Others are used only if "
-    "nobody but this user and root may change them. May be repeated.",
-)
-@backends_option
-@hosts_option
-@store_option
-@log_options
-async def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> None:
-    """Execute queued runs, and runs whose process has died, until a signal. Several workers may share a store.
-
-    Ctrl-C or SIGTERM stops the runs and frees them for other workers; a second signal exits at once.
-    """
-    plans = tuple(folder.resolve() for folder in options["plans"])
-    files = FileOptions(backends=options["backends"], hosts=options["hosts"], plans=plans)
-    await work(store_path, WorkerOptions(concurrency, files))
-
-
-async def work(place: StorePlace, options: WorkerOptions) -> None:
-    """Work until a signal."""
-    async with open_store(place) as store:
-        is_empty = False
-        with suppress(StoreError):  # a store that is away is waited for
-            is_empty = not await store.list_runs(1)
-        print_note(f"working on the runs of {place}, {options.concurrency} at once; Ctrl-C stops")
-        if is_empty:
-            print_note(f"{place} has no run yet; if runs were queued elsewhere, name their store with --store")
-        worker = Worker(store, options, _WorkerLines())
-        async with anyio.create_task_group() as beside:
-            await beside.start(stop_on_signal, worker.stop, print_note)
-            await worker.work()
-            beside.cancel_scope.cancel()
-
-
-class _WorkerLines:
-    """One line for each event of a run but those of its tasks."""
-
-    def __init__(self) -> None:
-        self._plain = PlainDisplay()
-
-    def handle(self, run_id: str, event: events.Event) -> None:
-        if isinstance(event, events.StoreAwaited):
-            print_note(
-                f"run {as_line(run_id)} has ended; waiting up to {seconds(event.seconds)} for the store to take the "
-                f"last {counted(event.changes, 'change')}; a second signal ends the wait"
-            )
-        elif not isinstance(event, events.TaskEvent | events.TasksAdded):
-            self._plain.handle(event)
-
-    def note(self, text: str) -> None:
-        print_note(text)
-
-    def end(self, result: RunResult) -> None:
-        for line in store_failures(result):
-            print_note(line)

@@ -96,7 +96,10 @@ class WorstCases:
             if billing.model is None:
                 return f"backend {name!r} names no model, so its price is unknown; give it a `model`"
             line = f"prices: {{{json.dumps(billing.model)}: {{input: 1, output: 2}}}}"
-            return f"the price of model {billing.model!r} of backend {name!r} is unknown; write it: {line}"
+            return (
+                f"the price of model {billing.model!r} of backend {name!r} is unknown; add it to the plan: {line}, in "
+                f"US dollars for a million tokens"
+            )
         return f"an answer of backend {name!r} has no limit; write one: max_tokens: 4096"
 
     def _billing(self, name: str, model: str | None) -> Billing:

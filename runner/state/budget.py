@@ -140,11 +140,11 @@ class Budget:
 
     def question(self, way: Way, task: Task, worst: float) -> tuple[str, dict[str, object]]:
         """Return the question about a call that does not fit, and the schema of its answer."""
-        limit, spent, whose = self.usd, self.spent, "The budget"
+        limit, spent, whose = self.usd, self.spent, "the budget"
         if way is Way.MAX_COST:
-            limit, spent, whose = self.max_cost(task), self.spent_by.get(task.id, 0.0), "The max_cost"
-        text = f"{whose} of {dollars(limit)} is spent up to {dollars(spent)}, and this call may cost {dollars(worst)}"
-        return f"{text}: raise to?", {"type": "number", "exclusiveMinimum": limit, "maximum": MOST_USD}
+            limit, spent, whose = self.max_cost(task), self.spent_by.get(task.id, 0.0), "the max_cost"
+        text = f"{dollars(spent)} of {whose} of {dollars(limit)} is spent, and this call may cost {dollars(worst)}"
+        return f"{text}: raise it to?", {"type": "number", "exclusiveMinimum": limit, "maximum": MOST_USD}
 
 
 def raise_of(asking: Asking, task_id: str, value: object, at: str) -> list[BudgetRaised]:

@@ -38,7 +38,7 @@ async def test_a_run_asks_at_its_budget_and_shows_what_it_has_spent(tmp_path: Pa
         assert "\nat most $15.00 of the budget of $7.00, without retries\n" in estimate.out
         done = await command(tmp_path, "run", "plan.yaml")
         assert (done.code, len(server.requests)) == (4, 1)
-        assert f"The budget of $7.00 is spent up to $2.00, and this call may cost ${WORST:.2f}: raise to?" in done.err
+        assert f"$2.00 of the budget of $7.00 is spent, and this call may cost ${WORST:.2f}: raise it to?" in done.err
         shown = await command(tmp_path, "show", "last")
         assert "\nbudget    $7.00, $2.00 spent\n" in shown.out
         assert (await command(tmp_path, "answer", "last", "b", "7")).code == 2  # no raise
@@ -56,7 +56,7 @@ async def test_a_run_asks_at_its_budget_and_shows_what_it_has_spent(tmp_path: Pa
 async def test_a_run_without_a_worst_case_is_refused_in_one_line_before_anything_is_stored(tmp_path: Path) -> None:
     async with serve(ANSWER) as server:
         for top, more, told in (
-            ("", BOUND, """the price of model 'm' of backend 'api' is unknown; write it: prices: {"m": """),
+            ("", BOUND, """the price of model 'm' of backend 'api' is unknown; add it to the plan: prices: {"m": """),
             (PRICES, "", "an answer of backend 'api' has no limit; write one: max_tokens: 4096"),
         ):
             (tmp_path / "plan.yaml").write_text(PLAN.format(top=top, url=server.url, more=more))
@@ -76,6 +76,8 @@ async def test_the_max_cost_of_a_task_is_a_question_of_that_task(tmp_path: Path)
         (tmp_path / "plan.yaml").write_text(plan)
         done = await command(tmp_path, "run", "plan.yaml")
         assert (done.code, len(server.requests)) == (4, 2)
-        assert f"The max_cost of $1.50 is spent up to $0.0000, and this call may cost ${WORST:.2f}" in done.err
+        assert (
+            f"$0.0000 of the max_cost of $1.50 is spent, and this call may cost ${WORST:.2f}: raise it to?" in done.err
+        )
         assert (await command(tmp_path, "answer", "last", "c", "10")).code == 0
         assert (await command(tmp_path, "resume", "last")).code == 0

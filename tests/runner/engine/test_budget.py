@@ -95,7 +95,7 @@ async def test_parallel_calls_cannot_overspend() -> None:
     result = await ParallelRunner(backend, budget=9, concurrency=10).run(tasks(10))
     assert backend.at_once == 2
     assert (asking(result), len(backend.calls), result.usage.cost_usd) == (["t6"], 6, 6.0)
-    question = "The budget of $9.00 is spent up to $6.00, and this call may cost $4.00: raise to?"
+    question = "$6.00 of the budget of $9.00 is spent, and this call may cost $4.00: raise it to?"
     assert result["t6"].question == question
     assert [one.status for one in result.tasks.values()][7:] == [TaskStatus.PENDING] * 3
 
@@ -115,7 +115,7 @@ async def test_calls_under_way_end_normally_and_the_answer_lets_the_rest_run(sto
     assert await runner.runs.answer(first.run_id, "t2", 6)
     second = await ParallelRunner(backend, store=store, concurrency=10).resume(first.run_id)
     assert (asking(second), second.usage.cost_usd) == (["t3"], 3.0)
-    assert second["t3"].question is not None and "budget of $6.00 is spent up to $3.00" in second["t3"].question
+    assert second["t3"].question is not None and "$3.00 of the budget of $6.00 is spent" in second["t3"].question
     last = await ParallelRunner(backend, store=store, concurrency=10).resume(first.run_id, answers={"t3": 100})
     assert (last.status, last.usage.cost_usd, sorted(backend.calls)) == (
         RunStatus.COMPLETED,
@@ -216,7 +216,7 @@ async def test_the_max_cost_of_a_task_asks_for_the_task_alone(store: Store) -> N
     result = await ParallelRunner(backend, store=store).run(dag)
     assert asking(result) == ["a"]
     assert result["a"].question == (
-        "The max_cost of $5.00 is spent up to $1.50, and this call may cost $4.00: raise to?"
+        "$1.50 of the max_cost of $5.00 is spent, and this call may cost $4.00: raise it to?"
     )
     assert [result[f"t{n}"].status for n in range(3)] == [TaskStatus.COMPLETED] * 3
     again = await ParallelRunner(backend, store=store).resume(result.run_id, answers={"a": 6})
@@ -256,7 +256,10 @@ async def test_without_a_budget_nothing_is_reserved_or_stored(store: Store) -> N
     ("backend", "message"),
     [
         (Priced(most=None), "an answer of backend 'api' has no limit; write one: max_tokens: 4096"),
-        (Priced(price=None), """price of model 'm' of backend 'api' is unknown; write it: prices: {"m": {input: 1"""),
+        (
+            Priced(price=None),
+            """price of model 'm' of backend 'api' is unknown; add it to the plan: prices: {"m": {input: 1""",
+        ),
     ],
 )
 async def test_a_run_whose_worst_case_is_unknown_is_refused_before_anything_is_stored(
