@@ -31,6 +31,7 @@ from plait.runner.domain.continuation import EVIDENCE, FAILED_CHECK
 from plait.runner.engine.backend_call import CallOutcome, call_backend
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.retries import deserves_retry, retry_delay
+from plait.runner.state.budget import may_have_cost
 from plait.runner.state.run_state import MOST_THROTTLINGS, THROTTLING, RunState
 from plait.safe_text import clean_text
 from plait.task import COMMAND_BACKEND, Check, Task, Workspace, command_text
@@ -102,7 +103,9 @@ class AnswerCheck:
         error: BackendError | None = None
         if self._check.output_schema is not None:
             try:
-                reply = replace(reply, data=await _data_of(reply, Schema(self._check.output_schema)))
+                reply = replace(
+                    reply, data=await read_answer(Schema(self._check.output_schema), reply.text, reply.data)
+                )
                 evidence += (_evidence("output_schema", "fits"),)
             except Mismatch as mismatch:
                 evidence += (_evidence("output_schema", str(mismatch)),)
@@ -132,9 +135,16 @@ class AnswerCheck:
                 error = None if end == "passed" else _failed(f"judge {self._judge}", end, reason)
         return reply, evidence, error
 
+    @property
+    def _is_limited(self) -> bool:
+        """Whether a budget limits what the judge may cost."""
+        budget, worst = self._run.budget, self._run.worst_cases
+        return budget is not None and budget.limits(self._task) and not worst.is_free(self._judge)
+
     async def _ask_judge(self, request: ConversationRequest, judged: Reply, priced: Priced, slot: Slot) -> CallOutcome:
         """Ask the judge, again after errors as the task's retry policy says: the answer itself is not to be paid twice.
-        Return the last outcome, with the usage of all.
+        With a budget, in which one call is reserved for the judge, only after errors that cost nothing. Return the last
+        outcome, with the usage of all.
         """
         options, retry = self._run.options, self._task.retry_policy
         backend, cancellation = options.backends[self._judge], self._run.cancellation
@@ -164,8 +174,12 @@ class AnswerCheck:
                 assert outcome.reply is not None
                 return replace(outcome, reply=replace(outcome.reply, usage=usage + outcome.reply.usage))
             usage, tries = usage + error.usage, tries + 1
+            # Of a budget, one call of the judge is reserved.
+            is_spent = self._is_limited and may_have_cost(error.usage, error.kind)
+            if is_spent and error.usage.cost_usd is None:
+                usage += Usage(cost_is_partial=True)
             failures += error.kind not in THROTTLING or tries > MOST_THROTTLINGS
-            if not deserves_retry(retry, failures, error):
+            if is_spent or not deserves_retry(retry, failures, error):
                 # The kind says that nothing is to be done anew by itself: the answer is there, but not judged.
                 message = f"the judge {self._judge!r} gave no verdict ({error.kind.value}): {error.message}"
                 return CallOutcome(None, None, BackendError(ErrorKind.UNEXPECTED, message, usage=usage))
@@ -207,11 +221,6 @@ async def play_again(state: RunState, backend: CommandBackend) -> list[PlayedChe
         for task in tasks:
             group.start_soon(play, task)
     return [played[task.id] for task in tasks]
-
-
-async def _data_of(reply: Reply, schema: Schema) -> JsonValue:
-    """Return the data of an answer. Raises Mismatch."""
-    return await read_answer(schema, reply.text, reply.data)
 
 
 def _answer(reply: Reply) -> JsonValue:

@@ -194,6 +194,8 @@ class Executor:
         if self._closed or self.ended_by in {"stop", "cancel"}:
             return
         self.ended_by, self._winding_down = "refusal", True
+        for ready in self._judging.values():
+            ready.set()
         self._end_when_quiet()
 
     def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
@@ -278,6 +280,7 @@ class Executor:
             else:
                 if (budget := self._run.budget) is not None:
                     budget.settle(self._tasks[loser].id, state.results[loser].usage, is_cut=True)
+                self._scheduler.withdraw(loser)
                 self._scheduler.finish(loser, TaskStatus.CANCELLED)
                 if loser in self._racing:
                     attempt, call = self._racing[loser]
@@ -318,8 +321,7 @@ class Executor:
                 self._judging[position].set()
                 continue
             if (answer := self.outcomes.find(position)) is not None:
-                if position in self._scheduler.rates.reserved:
-                    self._scheduler.rates.give_back(position)
+                self._scheduler.spare(position)
                 self._scheduler.set_aside(position)
                 self._reused[position] = answer
                 if self._policy_driver is not None or self._state.dag.races:  # the call of another task may be spared
@@ -380,8 +382,7 @@ class Executor:
         if not waits and budget.fits(task, worst):
             budget.reserved[task.id] = worst
             return worst
-        if position in self._scheduler.rates.reserved:
-            self._scheduler.rates.give_back(position)
+        self._scheduler.spare(position)
         if not waits and not budget.fits_task(task, worst):
             new_events += self._ask_for_money(position, Way.MAX_COST, worst)
         elif not waits and not budget.is_reserved:
@@ -414,7 +415,7 @@ class Executor:
         while self._held:
             position, worst = self._held[0]
             if self._state.statuses[position] is TaskStatus.PENDING:
-                if worst > room and not is_stuck:
+                if not budget.covers(worst, room) and not is_stuck:
                     return
                 self._released.add(position)
                 self._scheduler.unpark(position, self._state.statuses)
@@ -425,8 +426,7 @@ class Executor:
         """Give the slot of the task back: it waits for its folder."""
         assert self._workers is not None
         assert self._folders is not None
-        if position in self._scheduler.rates.reserved:
-            self._scheduler.rates.give_back(position)
+        self._scheduler.spare(position)
         self._scheduler.set_aside(position)
         if not self._is_watching:
             self._is_watching = True
@@ -592,11 +592,13 @@ class Executor:
         return stored, attempts
 
     async def _slot_for_judge(self, attempt: Attempt, name: str, used: Usage) -> Settle | None:
-        """Implement `AnswerCheck.run`: the attempt ends with the slot that it has then."""
+        """Implement `AnswerCheck.run`: the attempt ends with the slot that it has then. Once the store has refused a
+        change, answers that are there are judged without a slot, since none is given out any more.
+        """
         position, rates = attempt.position, self._scheduler.rates
         if position in rates.reserved:
             rates.settle(position, used.input_tokens, used.output_tokens)
-        if self._scheduler.move(position, name):
+        if self.ended_by is None and self._scheduler.move(position, name):
             self._judging[position] = ready = anyio.Event()
             try:
                 self._step([])
@@ -605,7 +607,9 @@ class Executor:
                 await ready.wait()
             finally:
                 del self._judging[position]
-        if self._winding_down:
+        if self.ended_by == "cancel":
+            if position in rates.reserved:
+                rates.give_back(position)
             return None
         if position in rates.reserved:
             self._metered[position] = attempt

@@ -365,6 +365,14 @@ class Scheduler:
             queue.account.probe = None
             self._slots.offer(self)
 
+    def spare(self, position: int) -> None:
+        """Give back what the started task has beside its slot, because its call is not made: its share of the limits of
+        rate, and its place as the probe of the backend. `set_aside` or `park` follows.
+        """
+        if position in self.rates.reserved:
+            self.rates.give_back(position)
+        self.withdraw(position)
+
     def refusals(self, position: int) -> int:
         """Return `ReadyQueue.refusals` for the backend of the task."""
         return self._queue_of[position].refusals
@@ -445,6 +453,7 @@ class Scheduler:
                 self._moving.discard(position)
                 queue.heap.remove((-self._priorities[position], position))
                 heapq.heapify(queue.heap)
+                self._discard_dropped(queue.heap)
                 return
         queue.free()
         self.taken -= 1

@@ -52,6 +52,11 @@ _REFUSALS = frozenset(
 """
 
 
+def may_have_cost(usage: Usage, error_kind: str) -> bool:
+    """Return whether a call that ended with the error, and this `usage`, may have cost something."""
+    return bool(usage.cost_usd) or usage.cost_is_unknown or (usage.cost_usd is None and error_kind not in _REFUSALS)
+
+
 def counted_cost(
     usage: Usage, reserved_usd: float, *, error_kind: str | None = None, is_cut: bool = False
 ) -> tuple[float, bool]:
@@ -103,11 +108,14 @@ class Budget:
 
     def room_for(self, task: Task) -> float:
         """Return what is left for a call of `task`."""
-        return min(self.room, self.max_cost(task) - self.spent_by.get(task.id, 0.0))
+        return min(self.room, self._task_room(task))
+
+    def _task_room(self, task: Task) -> float:
+        return self.max_cost(task) - self.spent_by.get(task.id, 0.0)
 
     def fits(self, task: Task, worst: float) -> bool:
         """Return whether a call of `task` that costs at most `worst` may begin."""
-        return worst <= self.room_for(task) + _ROUNDING
+        return self.covers(worst, self.room_for(task))
 
     def max_cost(self, task: Task) -> float:
         """Return what the task may cost in all."""
@@ -115,7 +123,12 @@ class Budget:
 
     def fits_task(self, task: Task, worst: float) -> bool:
         """Return whether a call of `task` that costs at most `worst` may begin, as far as its `max_cost` says."""
-        return self.spent_by.get(task.id, 0.0) + worst <= self.max_cost(task) + _ROUNDING
+        return self.covers(worst, self._task_room(task))
+
+    @staticmethod
+    def covers(worst: float, room: float) -> bool:
+        """Return whether `room` is enough for a call that costs at most `worst`."""
+        return worst <= room + _ROUNDING
 
     def settle(
         self, task_id: str, usage: Usage, *, error_kind: str | None = None, is_cut: bool = False, called: bool = True

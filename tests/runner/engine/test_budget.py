@@ -11,7 +11,7 @@ from typing import ClassVar
 import anyio
 import pytest
 
-from plait import ParallelRunner, Retry, RunResult, RunStatus, Task, TaskStatus
+from plait import Check, ParallelRunner, Retry, RunResult, RunStatus, Task, TaskStatus
 from plait.backends import Conversation, ConversationRequest, Reply
 from plait.backends.prices import Billing, Price
 from plait.errors import BackendError, ErrorKind, InvalidRequest, PlaitError
@@ -310,3 +310,31 @@ async def test_the_worst_case_counts_every_byte_of_prompt_instructions_and_conve
     dag = [Task("a", "\u00e4" * 10, system="s" * 5), Task("b", "12345", continues="a")]
     result = await ParallelRunner(backend, budget=budget).run(dag)
     assert [one.id for one in result.tasks.values() if one.status is TaskStatus.WAITING_INPUT] == asks
+
+
+@pytest.mark.parametrize(
+    ("error", "count"),
+    [
+        (BackendError(ErrorKind.TIMEOUT, "no answer", usage=Usage(1, 1, cost_usd=4.0)), 5.0),
+        (BackendError(ErrorKind.TIMEOUT, "no answer"), 12.0),
+    ],
+    ids=["told", "not told"],
+)
+async def test_a_judge_is_paid_once(store: Store, error: BackendError, count: float) -> None:
+    """One call of the judge is reserved. One that may have cost something is not made again, and counts."""
+    judge = Priced(costs=lambda _prompt: error)
+    runner = ParallelRunner(backends={"m": Priced(), "judge": judge}, default="m", budget=100, store=store)
+    check = Check(judge="Fine? {{ answer }}", backend="judge")
+    task = Task("t", "p", check=check, retry=Retry(attempts=4, base_delay=0))
+    result = await runner.run([task], run_id="r")
+    assert (result["t"].status, len(judge.calls)) == (TaskStatus.FAILED, 1)
+    assert await spent(store, "r") == (pytest.approx(count), 0.0)
+
+
+async def test_a_judge_that_was_refused_is_asked_again() -> None:
+    replies: list[float | BackendError] = [BackendError(ErrorKind.TRANSIENT, "try again")]
+    judge = Priced(costs=lambda _prompt: replies.pop() if replies else 1.0)
+    runner = ParallelRunner(backends={"m": Priced(), "judge": judge}, default="m", budget=100)
+    check = Check(judge="Fine? {{ answer }}", backend="judge", tries=1)
+    await runner.run([Task("t", "p", check=check, retry=Retry(attempts=4, base_delay=0))])
+    assert len(judge.calls) >= 2

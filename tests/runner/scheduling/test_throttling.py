@@ -221,6 +221,20 @@ def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
     assert account(other).pause, "two runs, one row: a refusal and two probes"
 
 
+@pytest.mark.parametrize("ending", ["set_aside", "park"])
+def test_a_probe_whose_call_is_not_made_leaves_the_place_to_another(ending: str) -> None:
+    scheduler = Scheduler(DAG(Task(f"t{n}", "x") for n in range(8)), ["b"] * 8, SlotPool(4))
+    refused = scheduler.take()
+    assert refused is not None
+    scheduler.throttle(refused, Pause(until=10.0, took=0.1))
+    probe = scheduler.take()
+    assert probe is not None and scheduler.take() is None
+    scheduler.spare(probe)
+    getattr(scheduler, ending)(probe)
+    assert scheduler.take() is not None
+    assert scheduler.take() is None, "the backend has accepted nothing yet"
+
+
 def test_a_probe_accepted_in_one_run_opens_the_backend_for_the_others() -> None:
     slots = SlotPool(8, shared=True)
     plan = schedule(width=8, slots=slots)
