@@ -264,14 +264,13 @@ class Executor:
         that only serve them.
         """
         state, dag, new_events = self._state, self._state.dag, list[events.Event]()
-        won = any(state.statuses[each] is TaskStatus.COMPLETED for each in dag.dependencies[position])
-        if not (self._tasks[position].race and won and state.statuses[position] is TaskStatus.PENDING):
+        if state.statuses[position] is not TaskStatus.PENDING or not self._is_won(position):
             return []
         waiting = list(dag.dependencies[position])
         while waiting:
             loser = waiting.pop()
-            status, others = state.statuses[loser], [each for each in dag.needed_by(loser) if each != position]
-            if status in TASK_DONE or any(state.statuses[each] not in TASK_DONE for each in others):
+            status = state.statuses[loser]
+            if status in TASK_DONE or any(map(self._waits, dag.needed_by(loser))):
                 continue
             new_events.append(state.cancel(loser, self._stamp()))
             if status is not TaskStatus.RUNNING:
@@ -288,6 +287,19 @@ class Executor:
                     call.cancel()
             waiting += dag.needed(loser)
         return new_events
+
+    def _is_won(self, position: int) -> bool:
+        """Return whether the task at `position` races its dependencies, and one has completed."""
+        statuses, dependencies = self._state.statuses, self._state.dag.dependencies[position]
+        return self._tasks[position].race and any(statuses[each] is TaskStatus.COMPLETED for each in dependencies)
+
+    def _waits(self, position: int) -> bool:
+        """Return whether the task at `position` still needs what it depends on. A race that is won does not, nor does a
+        call need the tasks of its plan: it only waits for their end.
+        """
+        if self._state.statuses[position] in TASK_DONE or self._is_won(position):
+            return False
+        return not (self._tasks[position].call is not None and self._state.dag.is_expanded(position))
 
     def _call_policy(self, ended: str | None) -> list[events.Event]:
         """Call the run's policy for the end of the task `ended`, or, if None, for a run with nothing left to do."""

@@ -1,5 +1,9 @@
-"""Random plans that act: commands, checks, loops, called plans, joins, samples, conditions, soft failures and lists of
-lists, all within each other; and an oracle that plays them one task after the other, and knows nothing of the engine.
+"""Random plans that act: commands, checks, loops, called plans, joins, races, samples, conditions, soft failures and
+lists of lists, all within each other; and an oracle that plays them one task after the other, and knows nothing of the
+engine.
+
+Time decides who wins a race. The oracle is told which tasks were cancelled, says whether a race explains that, and
+foretells everything else.
 """
 
 from __future__ import annotations
@@ -8,12 +12,12 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-DONE, FAILED, SKIPPED, PENDING = "completed", "failed", "skipped", "pending"
+DONE, FAILED, SKIPPED, PENDING, CANCELLED = "completed", "failed", "skipped", "pending", "cancelled"
 Plan = list[dict[str, Any]]
 _ALONE = """
 trap 'rmdir busy; exit 1' TERM
@@ -55,7 +59,7 @@ def random_plan(odds: random.Random, depth: int, *, commands: bool, name: str = 
     for number in range(odds.randint(2, 5)):
         before = [task["id"] for task in tasks if odds.random() < 0.5]
         lists = [task["id"] for task in tasks if task["kind"] in {"list", "lists"}]
-        kinds = ["model"] * 4 + ["list", "list"] + ["command"] * commands + ["each", "lists"] * bool(lists)
+        kinds = ["model"] * 4 + ["list", "list"] + ["command"] * 2 * commands + ["each", "lists"] * bool(lists)
         kind = odds.choice([*kinds, *(["call", "loop"] if depth else [])])
         join = odds.choice(["all", "all", "any", "done"]) if before and kind not in {"each", "lists"} else "all"
         task: dict[str, Any] = {
@@ -66,9 +70,16 @@ def random_plan(odds: random.Random, depth: int, *, commands: bool, name: str = 
             "after": before,
             "join": "all" if join == "any" and kind in {"call", "loop"} else join,
         }
+        task["race"] = task["join"] == "any" and odds.random() < 0.5
+        used = {each for one in tasks for each in (*one["after"], one.get("over"))}
+        free = [one["id"] for one in tasks if one["id"] not in used]
+        if len(free) > 1 and kind not in {"each", "lists", "call", "loop"} and odds.random() < 0.3:
+            task |= {"after": free, "join": "any", "race": True}
         if kind in {"each", "lists"}:
-            task |= {"after": [], "over": odds.choice(lists), "join": "all"}
-        texts = [each["id"] for each in tasks if each["id"] in before and each["kind"] in {"model", "call", "loop"}]
+            task |= {"after": [], "over": odds.choice(lists), "join": "all", "race": False}
+        texts = [
+            each["id"] for each in tasks if each["id"] in task["after"] and each["kind"] in {"model", "call", "loop"}
+        ]
         if texts and task["join"] == "all" and kind != "each" and kind != "lists" and odds.random() < 0.3:
             task["when"] = texts[0]
         if kind == "model":
@@ -91,6 +102,7 @@ def written(tasks: Plan, folder: Path, log: Path, name: str = "plan") -> Plan:
         kind, mode = task["kind"], task["mode"]
         part: dict[str, Any] = {"id": task["id"], "depends_on": task["after"], "failure_mode": mode}
         part |= {"join": task["join"]} if task["join"] != "all" else {}
+        part |= {"race": True} if task.get("race") else {}
         part |= {"when": f"{{{{ {task['when']} }}}} != 'b'"} if "when" in task else {}
         values = _values([f"{{{{ {each}{'.stdout' * (kinds[each] == 'command')} }}}}" for each in task["after"]], task)
         if kind in {"model", "list"}:
@@ -124,10 +136,11 @@ def _values(values: Sequence[str], task: dict[str, Any]) -> str:
 
 @dataclass
 class Oracle:
-    """What has to happen in a run of a plan."""
+    """What has to happen in a run of a plan in which the tasks ended as in `found`."""
 
+    found: Mapping[str, str] = field(default_factory=dict[str, str])
     statuses: dict[str, str] = field(default_factory=dict[str, str])
-    """How each task ends, by id."""
+    """How each task ends, by id: as foretold, or cancelled where it was found so."""
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """The answers of the tasks that call a model or a plan."""
     calls: Counter[str] = field(default_factory=Counter[str])
@@ -136,7 +149,15 @@ class Oracle:
     """How often each command runs."""
     evidence: Counter[str] = field(default_factory=Counter[str])
     """How many answers of each task are checked."""
+    lost: dict[str, Counter[str]] = field(default_factory=lambda: {"calls": Counter(), "commands": Counter()})
+    """The calls and the commands of cancelled tasks, which may have been made or not."""
     _by_condition: set[str] = field(default_factory=set[str])
+    _needs: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """The tasks that each task waits for, the tasks of its plan, its parts and its samples included."""
+    _races: set[str] = field(default_factory=set[str])
+    _gathering: set[str] = field(default_factory=set[str])
+    """The tasks that stand for plans."""
+    _lost_calls: list[str] = field(default_factory=list[str])
 
     def play(self, tasks: Plan, prefix: str = "", x: str = "") -> dict[str, Any]:
         """Play the tasks, whose ids begin with `prefix`. Return the value of each, by its id in the plan."""
@@ -148,6 +169,7 @@ class Oracle:
             good = any(status == DONE for status, _ in ends)
             starts = {"all": not dead, "any": good or not dead, "done": True}[task["join"]]
             values[task["id"]] = ""
+            self._note_needs(task, prefix)
             if task["kind"] in {"each", "lists"}:
                 over = next(each for each in tasks if each["id"] == task["over"])
                 values[task["id"]] = self._each(
@@ -162,17 +184,82 @@ class Oracle:
                 values[task["id"]] = self._work(task, prefix, values, x)
         return values
 
+    def unexplained(self) -> list[str]:
+        """Return what no race explains: tasks that were cancelled, and losers that were not."""
+        needed_by: dict[str, set[str]] = {}
+        for name, needed in self._needs.items():
+            for each in needed:
+                needed_by.setdefault(each, set()).add(name)
+
+        def has_won(race: str) -> bool:
+            return race in self._races and any(self.found.get(each) == DONE for each in self._needs[race])
+
+        def is_needed(name: str) -> bool:
+            """Whether the task serves another one than races that are won; the plan that it belongs to only gathers."""
+            others = (each for each in needed_by[name] if not self._gathers(each, name) and not has_won(each))
+            return any(self.found.get(each, CANCELLED) == PENDING for each in others)
+
+        cancelled = {name for name, status in self.found.items() if status == CANCELLED}
+        waiting = [each for race in self._races if has_won(race) for each in self._needs[race]]
+        explained = set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name in cancelled - explained and not is_needed(name):
+                explained.add(name)
+                waiting += self._needs.get(name, ())
+        wrong = [f"{name} was cancelled, and no race explains it" for name in sorted(cancelled - explained)]
+        for race in filter(has_won, self._races):
+            needs = self._needs[race]
+            others = [
+                each
+                for each in needs
+                if all(self._gathers(by, each) or self._is_like(race, by) for by in needed_by[each])
+            ]
+            ends = [self.found.get(each, CANCELLED) for each in others]
+            if ends.count(DONE) > 1 or (DONE in ends and PENDING in ends):
+                wrong.append(f"the losers of the race for {race} were not cancelled: {others} are {ends}")
+        return wrong
+
+    def _is_like(self, race: str, other: str) -> bool:
+        """Return whether the task is the race, or another sample of it."""
+        return other in self._races and self._needs[other] == self._needs[race]
+
+    def _gathers(self, name: str, part: str) -> bool:
+        return name in self._gathering and part.startswith(f"{name}.")
+
+    def _note_needs(self, task: dict[str, Any], prefix: str) -> None:
+        name, repeat = prefix + task["id"], task.get("repeat", 1)
+        samples = [f"{name}.{number}" for number in range(1, repeat + 1)] if repeat > 1 else []
+        needs = [prefix + each for each in (*task["after"], *([task["over"]] if "over" in task else []))]
+        self._needs |= {name: samples} | dict.fromkeys(samples, needs) if samples else {name: needs}
+        if task.get("race"):
+            self._races.update(samples or [name])
+        if task["kind"] in {"call", "loop"}:
+            self._gathering.add(name)
+
+    def _is_lost(self, name: str) -> bool:
+        """Return whether the task was cancelled, or belongs to a cancelled one and was never there."""
+        is_there = name in self.found or not any(name.startswith(f"{one}.") for one in self._lost_calls)
+        return not is_there or self.found.get(name) == CANCELLED
+
+    def _counted(self, name: str, what: str) -> Counter[str]:
+        return self.lost[what] if self._is_lost(name) else {"calls": self.calls, "commands": self.commands}[what]
+
     @staticmethod
     def _is_dead(status: str, mode: str) -> bool:
-        return status == PENDING or (status == FAILED and mode == "hard")
+        return status in {PENDING, CANCELLED} or (status == FAILED and mode == "hard")
+
+    def _set(self, name: str, status: str) -> None:
+        self.statuses[name] = CANCELLED if self._is_lost(name) else status
 
     def _end(self, task: dict[str, Any], prefix: str, status: str) -> None:
         name, repeat = prefix + task["id"], task.get("repeat", 1)
-        self.statuses[name] = status
         if repeat > 1:
-            self.statuses |= {f"{name}.{number}": status for number in range(1, repeat + 1)}
+            for number in range(1, repeat + 1):
+                self._set(f"{name}.{number}", status)
             # A vote without an answer ends as a failure does; behind a hard one it cannot start.
-            self.statuses[name] = PENDING if status == FAILED and task["mode"] == "hard" else status
+            status = PENDING if status == FAILED and task["mode"] == "hard" else status
+        self._set(name, status)
 
     def _fail(self, task: dict[str, Any], prefix: str) -> str:
         self._end(task, prefix, SKIPPED if task["mode"] == "skip" else FAILED)
@@ -182,42 +269,50 @@ class Oracle:
         name, kind = prefix + task["id"], task["kind"]
         given = _values([_shown(values[each]) for each in task["after"]], task)
         if kind == "command":
-            self.commands[task["name"]] += 1
+            self._counted(name, "commands")[task["name"]] += 1
             if exit_code(task["name"]):
                 return self._fail(task, prefix)
             self._end(task, prefix, DONE)
-            return "a"
+            return "" if self._is_lost(name) else "a"
         if kind in {"call", "loop"}:
+            if self._is_lost(name):
+                self._lost_calls.append(name)
             return self._call(task, prefix, given)
         said: Any = None
         for sample in range(1, task.get("repeat", 1) + 1):
-            prompt = f"{task['id']} {given} {x}"
+            whole = name if task.get("repeat", 1) == 1 else f"{name}.{sample}"
+            calls, prompt = self._counted(whole, "calls"), f"{task['id']} {given} {x}"
             said = answer(prompt)
-            self.calls[prompt] += 1
+            calls[prompt] += 1
             if task.get("check") and said is not None:
-                whole = name if task["repeat"] == 1 else f"{name}.{sample}"
-                self.evidence[whole] += 2 if said == "c" else 1
+                if not self._is_lost(whole):
+                    self.evidence[whole] += 2 if said == "c" else 1
                 if said == "c":
-                    self.calls[CORRECTION] += 1
+                    calls[CORRECTION] += 1
                     said = answer(CORRECTION)
         if said is None:
             return self._fail(task, prefix)
         self._end(task, prefix, DONE)
+        if self._is_lost(name):
+            return ""
         if isinstance(said, str):
             self.texts[name] = said
         return said
 
     def _each(self, task: dict[str, Any], name: str, over: str, mode: str, values: dict[str, Any], x: str) -> Any:
         """Play a task over the list, or the lists, of the task `over`, which fails as `mode` says."""
+        if self._is_lost(name):
+            self._lost_calls.append(name)
         inner = [one for one in self.statuses if _is_part(one, over)]
         if inner:
-            results = [
-                self._each(task, f"{name}.{number}", part, mode, values, x) for number, part in enumerate(inner, 1)
-            ]
             parts = [f"{name}.{number}" for number in range(1, len(inner) + 1)]
+            self._needs |= {part: [theirs] for part, theirs in zip(parts, inner, strict=True)}
+            results = [
+                self._each(task, part, theirs, mode, values, x) for part, theirs in zip(parts, inner, strict=True)
+            ]
             return self._gather(name, parts, task["mode"], results)
         if self._is_dead(self.statuses[over], mode):
-            self.statuses[name] = PENDING
+            self._set(name, PENDING)
             return ""
         elements = values.get(f"value {over}", values.get(over.rpartition(".")[2], ""))
         items = cast("list[str]", elements) if self.statuses[over] == DONE and isinstance(elements, list) else []
@@ -225,16 +320,17 @@ class Oracle:
         for number, item in enumerate(items, 1):
             part, prompt = f"{name}.{number}", f"{task['id']} {item} {x}"
             parts.append(part)
-            self.calls[prompt] += 1
+            self._counted(part, "calls")[prompt] += 1
             said = answer(prompt)
-            self.statuses[part] = DONE if said is not None else SKIPPED if task["mode"] == "skip" else FAILED
+            self._set(part, DONE if said is not None else SKIPPED if task["mode"] == "skip" else FAILED)
             values[f"value {part}"] = said
             results.append("" if said is None else said)
         return self._gather(name, parts, task["mode"], results)
 
     def _gather(self, name: str, parts: Sequence[str], mode: str, results: list[Any]) -> Any:
+        self._needs[name] = [*self._needs.get(name, ()), *parts]
         is_blocked = any(self._is_dead(self.statuses[part], mode) for part in parts)
-        self.statuses[name] = PENDING if is_blocked else DONE
+        self._set(name, PENDING if is_blocked else DONE)
         return "" if is_blocked else results
 
     def _call(self, task: dict[str, Any], prefix: str, given: str) -> str:
@@ -245,15 +341,23 @@ class Oracle:
             begin = f"{name}." + (f"{number}." if is_loop else "")
             values = self.play(task["inner"], begin, value)
             own = [(begin + one["id"], one["mode"]) for one in task["inner"]]
-            if any(self._is_dead(self.statuses[one], mode) for one, mode in own):
+            self._needs[name] = [*self._needs[name], *(one for one in self.statuses if one.startswith(begin))]
+            if any(self.statuses[one] != CANCELLED and self._is_dead(self.statuses[one], mode) for one, mode in own):
                 return self._fail(task, prefix)
             previous = values["end"]
-            is_good = all(self.statuses[one] == DONE or one in self._by_condition for one, _ in own)
+            is_good = all(self.statuses[one] in {DONE, CANCELLED} or one in self._by_condition for one, _ in own)
             if not is_loop or (is_good and previous == "a" and self.statuses[f"{begin}end"] == DONE):
                 self._end(task, prefix, DONE)
+                if self._is_lost(name):
+                    return ""
                 self.texts[name] = previous
                 return previous
         return self._fail(task, prefix)
+
+    @property
+    def absent(self) -> set[str]:
+        """The tasks of cancelled ones that were never there."""
+        return {name for name in self.statuses if name not in self.found and self._is_lost(name)}
 
 
 def _is_part(task_id: str, whole: str) -> bool:

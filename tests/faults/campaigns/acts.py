@@ -1,9 +1,9 @@
-"""Acts: random plans with commands, checks, loops, called plans, joins, samples and lists of lists against an oracle.
+"""Acts: random plans with commands, checks, loops, called plans, joins, races, samples and lists of lists.
 
-Each seed is a plan (tests/support/acting_plans.py) that is played three times: through; stopped at a call and resumed;
-and by processes that die of SIGKILL at a durable boundary, the last of which resumes the run to its end. Each time all
-tasks have to end as foretold, no call, no round and no command may be made again but those under way, and the evidence
-of each checked answer has to be there.
+Each seed is a plan with an oracle (tests/support/acting_plans.py). It is played three times: through; stopped at a call
+and resumed; and by processes that die of SIGKILL at a durable boundary, the last of which resumes the run to its end.
+Each time all tasks have to end as foretold, no call, no round and no command may be made again but those under way, and
+the evidence of each checked answer has to be there.
 `python -m tests.faults.campaigns.acts SEED` repeats one; with `--planted` it looks for the planted bugs.
 """
 
@@ -34,16 +34,20 @@ from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore
 from plait.runner.domain.continuation import EVIDENCE
 from plait.runner.engine import growth
+from plait.runner.engine.executor import Executor
 from plait.runner.engine.outcomes import OutcomeHandler
 from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.plan.plan_file import parse_plan
 from plait.runner.scheduling import scheduler
+from plait.statuses import TASK_DONE
 from tests.faults.campaigns.report import Report, Scale
-from tests.support.acting_plans import CORRECTION, Oracle, answer, random_plan, written
+from tests.support.acting_plans import CANCELLED, CORRECTION, Oracle, answer, random_plan, written
 
 PLANS: Final[dict[Scale, int]] = {"quick": 25, "nightly": 500}
 KILLED: Final[dict[Scale, tuple[int, int]]] = {"quick": (2, 4), "nightly": (500, 4)}
 """Plans that are killed, and the number of boundaries of each, spread over the run."""
+KILLED_EVERYWHERE: Final[dict[Scale, int]] = {"quick": 0, "nightly": 20}
+"""Plans that are killed at every boundary."""
 AT_ONCE = 3
 MOST_VIOLATIONS = 20
 PLANTED_CASES = 60
@@ -63,8 +67,14 @@ class Case:
         tasks = random_plan(self.odds, 2, commands=seed % 2 == 0)
         text = json.dumps({"inputs": {"x": ""}, "tasks": written(tasks, folder, folder / "log")})
         self.dag: DAG = parse_plan(text, format="json", folder=folder).dag
-        self.oracle = Oracle()
-        self.oracle.play(tasks)
+        self.tasks = tasks
+        self.calls = self.foretold({}).calls.total()
+        """About how often the model is asked."""
+
+    def foretold(self, found: Mapping[str, str]) -> Oracle:
+        oracle = Oracle(found)
+        oracle.play(self.tasks)
+        return oracle
 
     def runner(self, store: Store, say: Callable[[str], Any]) -> ParallelRunner:
         backends = {"command": CommandBackend(cwd=self.folder)}
@@ -77,26 +87,29 @@ class Case:
 
     async def problems(self, store: Store, calls: Counter[str], *, lives: int, commands_again: int) -> list[str]:
         """Return what differs from the oracle, after a run by `lives` processes: `calls` are those of the model."""
-        foretold, found = self.oracle, list[str]()
         tasks = {one.task_id: one for one in await store.list_tasks("r")}
         statuses = {name: one.status for name, one in tasks.items()}
-        if statuses != foretold.statuses:
-            differ = sorted(statuses.items() ^ foretold.statuses.items())[:4]
+        foretold = self.foretold(statuses)
+        found = foretold.unexplained()
+        ends = {name: end for name, end in foretold.statuses.items() if name not in foretold.absent}
+        if statuses != ends:
+            differ = sorted(statuses.items() ^ ends.items())[:4]
             found.append(f"tasks ended otherwise than foretold: {differ}")
         else:
             texts = {name: tasks[name].text for name in foretold.texts}
             found += [f"the answer of {name} is another" for name in texts if texts[name] != foretold.texts[name]]
-        again = calls - foretold.calls
+        again = calls - foretold.calls - foretold.lost["calls"]
         if foretold.calls - calls or again.total() > AT_ONCE * (lives - 1) or (lives == 1 and again):
             found.append(f"calls: {dict(again)} too many, {dict(foretold.calls - calls)} too few")
         begun = self.commands()
-        again = begun - foretold.commands
+        again = begun - foretold.commands - foretold.lost["commands"]
         if foretold.commands - begun or again.total() > commands_again:
             found.append(f"commands: {dict(again)} begun again, {dict(foretold.commands - begun)} never")
         evidence = Counter[str]()
         for name in tasks:
             messages = await store.list_messages("r", name)
-            evidence[name] += len({one.attempt for one in messages if one.content.startswith(EVIDENCE)})
+            if statuses[name] != CANCELLED:
+                evidence[name] += len({one.attempt for one in messages if one.content.startswith(EVIDENCE)})
         if +evidence != foretold.evidence:
             found.append(
                 f"evidence: {dict(evidence - foretold.evidence)} too much, {dict(foretold.evidence - evidence)} lost"
@@ -113,7 +126,8 @@ async def played(case: Case, stop_at: int = 0) -> list[str]:
         calls[CORRECTION if prompt.startswith(CORRECTION) else prompt] += 1
         if calls.total() == stop_at:
             runs[0].stop()
-        await anyio.lowlevel.checkpoint()
+        for _ in range(1 + len(prompt) % 4):  # some are slower, and lose their races
+            await anyio.lowlevel.checkpoint()
         return _said(prompt)
 
     runner = case.runner(store, say)
@@ -137,20 +151,20 @@ def tell(seed: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         case = Case(seed, Path(folder))
         found = asyncio.run(played(case))
-        total = case.oracle.calls.total()
-        if not found and total:
-            stop_at = case.odds.randint(1, total)
+        if not found and case.calls:
+            stop_at = case.odds.randint(1, case.calls)
             found = [f"stopped at call {stop_at}: {one}" for one in asyncio.run(played(case, stop_at))]
         return [f"seed {seed}: {one}" for one in found]
 
 
 def kills(seed: int, count: int) -> tuple[list[str], int]:
-    """Let processes die at `count` boundaries of the plan, spread over the run. Return what is wrong, and how many
-    died. Forks: only for a process without threads.
+    """Let processes die at `count` boundaries of the plan, spread over the run, or at every one if `count` is 0. Return
+    what is wrong, and how many died. Forks: only for a process without threads.
     """
     found, died = list[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         _, reached = _trial(seed, Path(folder, "whole"), [])
+        count = count or reached
         for number in range(count):
             kill_at = 1 + (seed + number * max(1, reached // count)) % max(1, reached)
             at = [kill_at, 1 + kill_at * 7 % 17] if number % 2 else [kill_at]
@@ -225,12 +239,24 @@ def _fail_at_once(self: Any, attempt: Any, error: BackendError, duration: float,
     return self._fail(attempt, error, duration)
 
 
+def _races(self: Any, position: int) -> bool:
+    return self._tasks[position].race
+
+
+def _waits_for_its_plan(self: Any, position: int) -> bool:
+    return self._state.statuses[position] not in TASK_DONE and not self._is_won(position)
+
+
 BUGS: Mapping[str, tuple[object, str, Mapping[str, Any]]] = {
     "a loop that never ends before its last round": (growth, "is_reached", {"return_value": False}),
     "a list that is read from its end": (growth, "elements_of", {"new": _from_the_end}),
     "a join that waits for nothing": (scheduler, "may_start", {"return_value": True}),
     "a failed check that is not told": (OutcomeHandler, "_correct_or_fail", {"new": _fail_at_once}),
     "a failed child that nobody notices": (growth, "unfinished", {"return_value": []}),
+    "a race that cancels nobody": (Executor, "_end_race", {"return_value": []}),
+    "a race that cancels what others need": (Executor, "_waits", {"return_value": False}),
+    "a race that is won before its end": (Executor, "_is_won", {"new": _races}),
+    "a race whose losers the plan around it keeps": (Executor, "_waits", {"new": _waits_for_its_plan}),
     "two commands at once in a folder": (WorkFolders, "take", {"return_value": None}),
 }
 """Bugs of plans that act."""
@@ -255,15 +281,15 @@ def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
     while cases < PLANS[scale] and len(violations) < MOST_VIOLATIONS:
         violations += tell(seed + cases)
         cases += 1
-    plans, count = KILLED[scale]
     died = 0
-    for first in range(seed, seed + plans, 25):
-        wanted = ["--kills", str(first), str(min(25, seed + plans - first)), str(count)]
-        told = json.loads(_alone(wanted))
-        violations += told["violations"]
-        died += told["died"]
+    for plans, count in (KILLED[scale], (KILLED_EVERYWHERE[scale], 0)):
+        for first in range(seed, seed + plans, 25):
+            wanted = ["--kills", str(first), str(min(25, seed + plans - first)), str(count)]
+            told = json.loads(_alone(wanted))
+            violations += told["violations"]
+            died += told["died"]
     caught = {bug: is_caught(bug) for bug in BUGS} if planted else {}
-    figures = {"plans killed": plans, "deaths": died}
+    figures = {"plans killed": KILLED[scale][0], "plans killed everywhere": KILLED_EVERYWHERE[scale], "deaths": died}
     return Report(
         method="acts",
         unit="plans",

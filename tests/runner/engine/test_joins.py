@@ -16,7 +16,7 @@ from plait.runner.domain.wait_reasons import WaitingRun, WaitKind, Waits
 from plait.runner.recovery.resume_plan import plan_resume
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
-from plait.task import Join, Mode, may_start
+from plait.task import Call, Join, Mode, may_start
 from tests.support.crashed import Dying, die
 from tests.support.fakes import Talker
 
@@ -100,6 +100,36 @@ async def test_a_race_cancels_the_others_and_what_only_serves_them() -> None:
     assert result.status is RunStatus.COMPLETED
     (attempt,) = await store.list_attempts("r", "slow")
     assert attempt.status == "cancelled"
+
+
+@pytest.mark.parametrize("until", [None, "{{ t }} != ''"])
+async def test_a_race_in_a_called_plan_or_a_round_cancels_its_losers(until: str | None) -> None:
+    answers = Answers()
+    tasks = [
+        {"id": "up", "prompt": "slow up"},
+        {"id": "slow", "prompt": "slow", "depends_on": "up"},
+        {"id": "quick", "prompt": "quick"},
+        {"id": "t", "prompt": "t", "depends_on": ["slow", "quick"], "join": "any", "race": True},
+    ]
+    result = await run(
+        answers, Task("c", call=Call({"tasks": tasks}, until=until)), Task("end", "end {{ c.t }}", ["c"])
+    )
+    assert statuses(result) == "ccxxcc"
+    assert answers.made[-1] == "end <t>"
+    assert result.status is RunStatus.COMPLETED
+
+
+async def test_samples_of_a_race_and_other_races_that_are_won_cancel_its_losers() -> None:
+    answers, before = Answers(), ["slow", "quick"]
+    tasks = [
+        Task("slow", "slow"),
+        Task("quick", "quick"),
+        Task("t", "t", before, join="any", race=True, repeat=2),
+        Task("u", "u", before, join="any", race=True),
+    ]
+    result = await run(answers, *tasks)
+    assert result["slow"].status is TaskStatus.CANCELLED
+    assert result.status is RunStatus.COMPLETED
 
 
 async def test_a_race_leaves_what_others_need() -> None:
