@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Generator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.runner.cli.test_continue_command import TALKER
 from tests.runner.serving.test_server_token import Listener, running
-from tests.support.processes.browser import LIMIT, Watched, launch, needs_chromium, ui, watched
+from tests.support.processes.browser import LIMIT, Watched, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment, plait
 
 pytestmark = [pytest.mark.slow, needs_chromium]
-expect.set_options(LIMIT * 1000)
 
 WORK = r"""
 import time
@@ -46,14 +44,6 @@ async def work(prompt):
     return prompt.upper()
 """
 BACKENDS = 'backends: {w: {kind: function, call: "work.py:work"}}\n'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    with sync_playwright() as driver:
-        browser = launch(driver)
-        yield browser
-        browser.close()
 
 
 def plan(folder: Path, tasks: str, name: str = "reviews", more: str = "", work: str = WORK) -> Path:
@@ -85,13 +75,19 @@ def open_run(seen: Watched, address: str) -> None:
     expect(seen.page.locator(".line").first).to_be_attached()
 
 
+def choose_view(page: Page, name: str) -> None:
+    """Show the tasks of a run as "Table", "Timeline" or "Graph". Until the view is there, keys go to the last one."""
+    page.get_by_role("tab", name=name).click()
+    expect(page.get_by_role("tab", name=name)).to_have_attribute("aria-selected", "true")
+
+
 def test_a_code_signs_in_once(tmp_path: Path, browser: Browser) -> None:
     run(tmp_path, "- {id: a, prompt: hello}\n")
     with ui(tmp_path) as server:
         with watched(browser) as seen:
             opened(seen, server.page)
             expect(seen.page.locator(".c-run a")).to_have_text("reviews")
-            assert seen.page.url == f"{server.url}/#/"  # the code is gone from the address
+            expect(seen.page).to_have_url(f"{server.url}/#/")  # the code is gone from the address
             seen.page.reload()
             expect(seen.page.locator(".c-run a")).to_have_text("reviews")
             seen.page.goto("about:blank")
@@ -300,6 +296,7 @@ def test_two_browsers_see_one_answer(tmp_path: Path, browser: Browser) -> None:
             seen.page.get_by_role("link", name=re.compile("Questions")).click()
             expect(seen.page.locator(".card")).to_have_count(1)
         other.page.route("**/api/questions", lambda route: route.abort())  # the form stays open
+        expect(other.page.locator(".link")).to_have_class("link lost")  # and no answer to an earlier request comes
         one.page.get_by_role("button", name="Answer").click()
         expect(one.page.locator(".empty")).to_be_visible()
         other.page.get_by_role("button", name="Answer").click()

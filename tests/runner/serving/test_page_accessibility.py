@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from tests.runner.cli.test_continue_command import TALKER
-from tests.runner.serving.test_page import open_run, opened, run
-from tests.support.processes.browser import launch, needs_chromium, ui, watched
+from tests.runner.serving.test_page import choose_view, open_run, opened, run
+from tests.support.processes.browser import expect_value, needs_chromium, ui, watched
 
 pytest.importorskip("axe_playwright_python", reason="needs axe-core: pip install axe-playwright-python")
 pytestmark = [pytest.mark.slow, needs_chromium]
@@ -29,16 +28,12 @@ TASKS = """
 """
 
 
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    with sync_playwright() as driver:
-        browser = launch(driver)
-        yield browser
-        browser.close()
+def expect_accessible(page: Page) -> None:
+    """No rule is violated in the light scheme, and no rule of colours in the dark scheme."""
+    expect_value(page, lambda: violations(page), [])
 
 
 def violations(page: Page) -> list[str]:
-    """The violations of every rule in the light scheme, and of the rules of colours in the dark scheme."""
     if page.evaluate("!window.axe"):
         page.evaluate(AXE)
     found: list[str] = page.evaluate(RUN, {})
@@ -54,20 +49,20 @@ def test_no_page_and_no_dialog_has_a_violation(tmp_path: Path, browser: Browser)
         page = seen.page
         opened(seen, server.page)
         expect(page.locator(".c-run a")).to_have_count(1)
-        assert violations(page) == []
+        expect_accessible(page)
         page.goto(f"{server.url}/#/questions")
         expect(page.locator(".card")).to_have_count(1)
-        assert violations(page) == []
+        expect_accessible(page)
         page.goto(f"{server.url}/#/")
         page.locator(".c-run a").click()
         for view, part in (("Timeline", ".attempt"), ("Graph", ".box"), ("Table", ".line")):
-            page.get_by_role("tab", name=view).click()
+            choose_view(page, view)
             expect(page.locator(part).first).to_be_visible()
-            assert violations(page) == []
+            expect_accessible(page)
         for task in ("said", "bad", "after", "asks"):
             page.locator(".line", has=page.locator(f".name:text-is('{task}')")).click()
             expect(page.locator(".panel h2")).to_have_text(task)
-            assert violations(page) == []
+            expect_accessible(page)
         page.locator(".line").first.click()
         for name, leave in (
             ("Resume…", "Not now"),
@@ -76,7 +71,7 @@ def test_no_page_and_no_dialog_has_a_violation(tmp_path: Path, browser: Browser)
         ):
             page.get_by_role("button", name=name).click()
             expect(page.get_by_role("button", name=leave)).to_be_visible()
-            assert violations(page) == []
+            expect_accessible(page)
             page.get_by_role("button", name=leave).click()
 
 
@@ -87,7 +82,7 @@ def test_the_dialog_of_a_conversation_has_no_violation(tmp_path: Path, browser: 
         seen.page.locator(".line").click()
         seen.page.get_by_role("button", name="Continue the conversation").click()
         expect(seen.page.get_by_role("button", name="Not now")).to_be_visible()
-        assert violations(seen.page) == []
+        expect_accessible(seen.page)
 
 
 def test_the_pages_without_a_run_have_no_violation(tmp_path: Path, browser: Browser) -> None:
@@ -95,18 +90,18 @@ def test_the_pages_without_a_run_have_no_violation(tmp_path: Path, browser: Brow
         page = seen.page
         opened(seen, server.url)
         expect(page.locator("main h1")).to_have_text("Not signed in")
-        assert violations(page) == []
+        expect_accessible(page)
         opened(seen, server.page)
         expect(page.locator(".empty")).to_be_visible()
-        assert violations(page) == []
+        expect_accessible(page)
         page.goto(f"{server.url}/#/questions")
         expect(page.locator(".empty")).to_be_visible()
-        assert violations(page) == []
+        expect_accessible(page)
         page.route("**/*", lambda route: "/live" in route.request.url or route.continue_())
         page.goto(f"{server.url}/#/run/slow")  # of which nothing has come so far
         expect(page.get_by_role("tab", name="Timeline")).to_be_visible()
-        assert violations(page) == []
+        expect_accessible(page)
         page.unroute_all()
         page.goto(f"{server.url}/#/run/none")
         expect(page.locator("main h1")).to_have_text("No such run")
-        assert violations(page) == []
+        expect_accessible(page)

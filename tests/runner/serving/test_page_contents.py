@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import anyio
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
 from plait.runner.serving.page_routes import page_files
-from tests.runner.serving.test_page import open_run, opened, run, started
+from tests.runner.serving.test_page import choose_view, open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running
 from tests.support.agents.logs import plan as agent_plan
-from tests.support.processes.browser import LIMIT, address_of, launch, needs_chromium, ui, watched
+from tests.support.processes.browser import LIMIT, address_of, expect_value, needs_chromium, ui, watched
 from tests.support.processes.served import served
 
 pytestmark = pytest.mark.slow
@@ -30,14 +30,6 @@ HOSTILE = (
 )
 MOST_BYTES = 80_000
 """Bytes of all scripts and style sheets, before compression."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    with sync_playwright() as driver:
-        browser = launch(driver)
-        yield browser
-        browser.close()
 
 
 def store_run(folder: Path, *dags: DAG) -> None:
@@ -105,13 +97,14 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Browser) -> None:
             expect(page.locator(f".part-{part}")).to_contain_text("<script>document.title='owned'</script>")
             expect(page.locator(f".part-{part}")).to_contain_text("red \\u202eevil\\u202c")
         for view in ("Timeline", "Graph", "Table"):
-            page.get_by_role("tab", name=view).click()
+            choose_view(page, view)
         page.locator(".c-state").first.wait_for()
         page.goto(f"{server.url}/#/questions")
         expect(page.locator(".card")).to_contain_text("<img src=x")
-        assert page.locator("main img, main script, main iframe").count() == 0
-        links = page.locator("main a[target]").evaluate_all("all => all.map(one => [one.href, one.rel])")
-        assert {tuple(one) for one in links} == {("https://example.org/?q=", "noopener noreferrer")}
+        expect(page.locator("main img, main script, main iframe")).to_have_count(0)
+        links = page.locator("main a[target]")
+        told = "all => [...new Set(all.map(one => `${one.href} ${one.rel}`))]"
+        expect_value(page, lambda: links.evaluate_all(told), ["https://example.org/?q= noopener noreferrer"])
         assert "owned" not in page.title()
 
 
@@ -121,16 +114,15 @@ FITS = "one => one.scrollHeight <= one.clientHeight + 1 && one.scrollWidth <= on
 
 
 @needs_chromium
-@pytest.mark.parametrize(
-    "name", ["<img src=x onerror=alert(1)>", "%E0%A4%A", "__proto__", "..%2F..", "%22%3E%3Cscript%3E"]
-)
-def test_an_address_names_what_is_not_there(tmp_path: Path, browser: Browser, name: str) -> None:
+def test_an_address_names_what_is_not_there(tmp_path: Path, browser: Browser) -> None:
+    names = ["<img src=x onerror=alert(1)>", "%E0%A4%A", "__proto__", "..%2F..", "%22%3E%3Cscript%3E"]
+    wanted = {"run/{0}": "No such run", "run/{0}/task/{0}": "No such run", "{0}?search={0}": "No run fits."}
     with ui(tmp_path) as server, watched(browser) as seen:
         opened(seen, server.page)
-        for address in (f"#/run/{name}", f"#/run/{name}/task/{name}", f"#/{name}?search={name}"):
-            seen.page.goto(f"{server.url}/{address}")
-            expect(seen.page.locator("main")).to_contain_text("No such run" if "run/" in address else "No run fits.")
-        assert seen.page.locator("main img, main script").count() == 0
+        for name, (address, told) in itertools.product(names, wanted.items()):
+            seen.page.goto(f"{server.url}/#/{address.format(name)}")
+            expect(seen.page.locator("main")).to_contain_text(told)
+            expect(seen.page.locator("main img, main script")).to_have_count(0)
 
 
 @needs_chromium
@@ -142,7 +134,7 @@ def test_the_failed_parts_of_a_folded_group_are_counted_and_chosen(tmp_path: Pat
         opened(seen, server.page)
         why = page.locator(".why")
         expect(why).to_contain_text("24 failed (part.1")
-        assert why.evaluate(FITS)
+        expect_value(page, lambda: why.evaluate(FITS), True)
         page.locator(".c-run a").click()
         expect(page.locator(".results .facts")).to_contain_text("40 parts: 24 failed, 16 completed")
         page.get_by_role("button", name="failed 24").click()
@@ -150,26 +142,26 @@ def test_the_failed_parts_of_a_folded_group_are_counted_and_chosen(tmp_path: Pat
         expect(page.locator(".line .c-note").first).to_have_attribute(
             "title", re.compile("^unexpected: ValueError: fail")
         )
-        page.get_by_role("tab", name="Timeline").click()
-        page.get_by_role("tab", name="Table").click()
+        choose_view(page, "Timeline")
+        choose_view(page, "Table")
         page.locator("[id='line-part.7']").click()
         error = page.locator(".part-error")
         expect(error).to_contain_text("word149")
-        assert error.locator(".callout").evaluate(
-            "one => one.scrollHeight <= one.clientHeight && one.scrollWidth <= one.clientWidth"
-        )
+        fits = "one => one.scrollHeight <= one.clientHeight && one.scrollWidth <= one.clientWidth"
+        expect_value(page, lambda: error.locator(".callout").evaluate(fits), True)
 
 
 TIMES = """
 async (units) => {
   const { clean, linked } = await import("/page/dom.js");
-  return units.map((unit) => {
+  const took = (unit) => {
     const text = unit.repeat(100_000 / unit.length);
     const before = performance.now();
     clean(text);
     linked(text);
-    return [unit, performance.now() - before];
-  }).filter(([, took]) => took > 3000);
+    return performance.now() - before;
+  };
+  return units.filter((unit) => [1, 2, 3].every(() => took(unit) > 3000)); // once, it may have been another process
 }
 """
 
@@ -212,13 +204,13 @@ def test_ten_thousand_tasks_scroll_and_are_filtered(tmp_path: Path, browser: Bro
         expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "10000")
         page.get_by_label("Table", exact=True).select_option("all tasks")
         expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "10001")
-        assert page.locator(".line").count() < 100
+        expect_value(page, lambda: page.locator(".line").count() < 100, True)
         page.locator("plait-tasks").press("End")
         expect(page.locator(".line", has_text="part.9999")).to_be_visible()
         page.get_by_label("Find tasks by id").fill("part.77")
         expect(page.locator("plait-tasks")).to_have_attribute("aria-rowcount", "112")
-        page.get_by_role("tab", name="Timeline").click()
-        page.get_by_role("tab", name="Graph").click()
+        choose_view(page, "Timeline")
+        choose_view(page, "Graph")
         expect(page.locator(".box")).to_have_count(2)
         expect(page.locator(".box.group")).to_contain_text("part")
         page.locator(".box.group").click()
@@ -241,14 +233,14 @@ def test_the_first_screen_of_rows_is_sent_before_the_rest(tmp_path: Path) -> Non
     assert [position for part in parts for position in part] == list(range(1000))
 
 
-@pytest.mark.parametrize("place", ["nothing/live", "{run_id}/live?task=nothing"])
-def test_the_stream_of_an_unknown_run_or_task_is_refused(tmp_path: Path, place: str) -> None:
+def test_the_stream_of_an_unknown_run_or_task_is_refused(tmp_path: Path) -> None:
     store_run(tmp_path, many(2))
     with ui(tmp_path) as server, server.client() as client:
         run_id = client.get("/api/runs").json()["runs"][0]["run_id"]
-        answer = client.get(f"/page/runs/{place.format(run_id=run_id)}")
-    assert answer.status_code == 404
-    assert "nothing" in answer.json()["error"]["message"]
+        for place in ("nothing/live", f"{run_id}/live?task=nothing"):
+            answer = client.get(f"/page/runs/{place}")
+            assert answer.status_code == 404
+            assert "nothing" in answer.json()["error"]["message"]
 
 
 @needs_chromium
@@ -257,11 +249,11 @@ def test_a_failed_attempt_is_seen_on_the_timeline_however_short(tmp_path: Path, 
     with ui(tmp_path) as server, watched(browser) as seen:
         page = seen.page
         open_run(seen, server.page)
-        page.get_by_role("tab", name="Timeline").click()
+        choose_view(page, "Timeline")
         failed = page.locator(".line.group .attempt.failed")
-        expect(failed.first).to_be_visible()
-        widths = [bar.evaluate("bar => bar.getBoundingClientRect().width") for bar in failed.all()]
-        assert min(widths) >= 3  # one bar of 4,000 takes a quarter of a pixel
+        # One bar of 4,000 takes a quarter of a pixel.
+        seen_well = "bars => bars.length > 0 && bars.every(bar => bar.getBoundingClientRect().width >= 3)"
+        expect_value(page, lambda: failed.evaluate_all(seen_well), True)
         page.locator("#line-load .track").click()
         expect(page.locator(".panel h2")).to_have_text("load")
         page.locator(".line.group .c-id").click()
@@ -290,25 +282,26 @@ def test_an_interrupted_task_is_settled(tmp_path: Path, browser: Browser) -> Non
 
 
 @needs_chromium
-def test_a_thousand_runs_are_paged_and_searched(tmp_path: Path, browser: Browser) -> None:
-    dags = [DAG([Task("a", prompt="fail" if n % 100 == 0 else "x", retry=1)], name=f"run {n}") for n in range(300)]  # type: ignore[arg-type]
+def test_many_runs_are_paged_and_searched(tmp_path: Path, browser: Browser) -> None:
+    dags = [DAG([Task("a", prompt="fail" if n % 50 == 0 else "x", retry=1)], name=f"run {n}") for n in range(150)]  # type: ignore[arg-type]
     store_run(tmp_path, *dags)
     with ui(tmp_path) as server, watched(browser) as seen:
         page = seen.page
         opened(seen, server.page)
         expect(page.locator(".c-run a")).to_have_count(50)
-        expect(page.locator(".c-run a").first).to_have_text("run 299")
+        expect(page.locator(".c-run a").first).to_have_text("run 149")
         page.get_by_role("button", name="Older").click()
-        expect(page.locator(".c-run a").first).to_have_text("run 249")
-        page.get_by_label("Search runs by name or id").fill("RUN 20")
+        expect(page.locator(".c-run a").first).to_have_text("run 99")
+        page.get_by_label("Search runs by name or id").fill("RUN 10")
         expect(page.locator(".c-run a")).to_have_count(11)
         page.get_by_label("Search runs by name or id").fill("")
+        expect(page.locator(".c-run a")).to_have_count(50)
         page.get_by_role("button", name="failed").click()
-        expect(page.locator(".c-run a")).to_have_text(["run 200", "run 100", "run 0"])
+        expect(page.locator(".c-run a")).to_have_text(["run 100", "run 50", "run 0"])
         with server.client() as client:
             chosen = {"status": ["failed", "queued"], "search": "run", "limit": 1, "offset": 1}
             (found,) = client.get("/api/runs", params=chosen).json()["runs"]
-            assert found["name"] == "run 100"
+            assert found["name"] == "run 50"
             assert client.get("/api/runs", params={"name": "run 1"}).json()["runs"][0]["status"] == "completed"
             assert client.get("/api/runs", params={"status": "odd"}).status_code == 422
 
@@ -319,7 +312,7 @@ def test_the_keyboard_reaches_everything(tmp_path: Path, browser: Browser) -> No
     with ui(tmp_path) as server, watched(browser) as seen:
         page = seen.page
         open_run(seen, server.page)
-        page.get_by_role("tab", name="Timeline").click()
+        choose_view(page, "Timeline")
         tasks = page.locator("plait-tasks")
         tasks.focus()
         tasks.press("ArrowDown")
@@ -329,7 +322,7 @@ def test_the_keyboard_reaches_everything(tmp_path: Path, browser: Browser) -> No
         tasks.press("ArrowDown")
         tasks.press("Enter")
         expect(page.locator(".panel h2")).to_have_text("part.1")
-        assert tasks.get_attribute("aria-activedescendant") == "line-part.1"
+        expect(tasks).to_have_attribute("aria-activedescendant", "line-part.1")
         page.locator(".panel").get_by_role("button", name="Close the task").focus()
         page.keyboard.press("Escape")
         expect(page.locator(".panel")).to_have_count(0)
@@ -350,22 +343,21 @@ def test_the_keyboard_reaches_everything(tmp_path: Path, browser: Browser) -> No
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_screen_is_never_wider_than_it_is(tmp_path: Path, browser: Browser, scheme: str) -> None:
+def test_a_narrow_screen_is_never_wider_than_it_is(tmp_path: Path, browser: Browser) -> None:
     store_run(tmp_path, many(30))
-    with ui(tmp_path) as server, watched(browser, viewport={"width": 400, "height": 800}, color_scheme=scheme) as seen:
+    with ui(tmp_path) as server, watched(browser, viewport={"width": 400, "height": 800}) as seen:
         page = seen.page
 
         def assert_fits() -> None:
-            assert page.evaluate("document.documentElement.scrollWidth") <= 400
-            assert page.evaluate("document.querySelector('main').scrollWidth") <= 400
+            widths = "Math.max(document.documentElement.scrollWidth, document.querySelector('main').scrollWidth)"
+            expect_value(page, lambda: page.evaluate(widths) <= 400, True)
 
         opened(seen, server.page)
         expect(page.locator(".c-run a")).to_have_count(1)
         assert_fits()
         page.locator(".c-run a").click()
         for view in ("Timeline", "Graph", "Table"):
-            page.get_by_role("tab", name=view).click()
+            choose_view(page, view)
             assert_fits()
         page.locator(".line:not(.group)").last.click()
         expect(page.locator(".panel h2")).to_be_visible()

@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from plait.clock_and_ids import parse_time
 from tests.runner.cli.test_cancel_command import until
-from tests.runner.serving.test_page import open_run
-from tests.support.processes.browser import LIMIT, launch, needs_chromium, ui, watched
+from tests.runner.serving.test_page import choose_view, open_run
+from tests.support.processes.browser import LIMIT, expect_value, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 
@@ -87,14 +87,6 @@ GUTTER, EDGE = 180, 16
 WIDTH = 1280
 
 
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    with sync_playwright() as driver:
-        browser = launch(driver)
-        yield browser
-        browser.close()
-
-
 @contextmanager
 def waiting(folder: Path, delay: float) -> Generator[Warm]:
     """A run with each kind of wait; `delay` is the time that the refused tasks have to wait for."""
@@ -146,9 +138,8 @@ def test_the_rows_have_the_attempts_and_the_present_waits(tmp_path: Path) -> Non
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_attempts_are_bars_and_waits_are_lines(tmp_path: Path, browser: Browser, scheme: str) -> None:
-    with waiting(tmp_path, 2) as process, ui(tmp_path) as server, watched(browser, color_scheme=scheme) as seen:
+def test_attempts_are_bars_and_waits_are_lines(tmp_path: Path, browser: Browser) -> None:
+    with waiting(tmp_path, 2) as process, ui(tmp_path) as server, watched(browser) as seen:
         page = seen.page
         with server.client() as client:
             answer(client)
@@ -159,7 +150,7 @@ def test_attempts_are_bars_and_waits_are_lines(tmp_path: Path, browser: Browser,
         for name, status in TRIED_TWICE.items():
             assert [bar[0] for bar in rows[name]["bars"]] == [status, "completed"], name
         open_run(seen, server.page)
-        page.get_by_role("tab", name="Timeline").click()
+        choose_view(page, "Timeline")
         expect(page.locator(".head .status")).to_have_text("completed")
         for name in NAMES:
             track = page.locator(f"#line-{name} .track")
@@ -170,10 +161,10 @@ def test_attempts_are_bars_and_waits_are_lines(tmp_path: Path, browser: Browser,
         scale = (WIDTH - GUTTER - EDGE) / (ends - begins)
 
         def assert_drawn(name: str, kind: str, since: float, until: float) -> None:
-            box = page.locator(f"#line-{name} .{kind}").bounding_box()
-            assert box is not None
-            left, right = (GUTTER + (at - begins) * scale for at in (since, until))
-            assert [box["x"], box["x"] + box["width"]] == pytest.approx([left, right], abs=2)
+            bar = page.locator(f"#line-{name} .{kind}")
+            edges = "bar => [bar.getBoundingClientRect().left, bar.getBoundingClientRect().right]"
+            wanted = [GUTTER + (at - begins) * scale for at in (since, until)]
+            expect_value(page, lambda: bar.evaluate(edges), pytest.approx(wanted, abs=2))
 
         held = max(rows["first"], rows["second"], key=lambda row: row["took"])
         assert_drawn(held["id"], "attempt.completed", held["start"], held["start"] + held["took"])

@@ -6,7 +6,8 @@ import json
 import shutil
 import signal
 import subprocess
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect
 
 from plait.clock_and_ids import Clock
 from plait.runner.serving.http_guard import SignIn
@@ -28,6 +29,7 @@ CHROMIUM = next(
 )
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium: apt install chromium")
 LIMIT = 60.0
+expect.set_options(LIMIT * 1000)
 _WITHOUT = (
     # The menus of the address bar are pages, each of which takes a second of a processor in a window that nobody sees.
     "WebUIOmniboxPopup", "WebUIOmniboxAimPopup",
@@ -98,8 +100,17 @@ class Watched:
     page: Page
     wrong: list[str] = field(default_factory=list[str])
 
-    def text(self, selector: str) -> str:
-        return self.page.locator(selector).first.inner_text()
+
+def expect_value(page: Page, read: Callable[[], object], wanted: object) -> None:
+    """Wait until `read()` is `wanted`, as `expect` does for what it knows.
+
+    What belongs together `read` takes from the page in one `evaluate`: a moment later the page may have replaced an
+    element, and one that is gone has no size and no text.
+    """
+    end = time.monotonic() + LIMIT
+    while (value := read()) != wanted and time.monotonic() < end:
+        page.wait_for_timeout(20)
+    assert value == wanted
 
 
 @contextmanager
