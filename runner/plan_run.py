@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from plait.backends.backend_protocol import Backend
 from plait.backends.function_backend import as_backend
-from plait.backends.specs.backend_specs import CommandSpec, only_backend
+from plait.backends.specs.backend_specs import CommandSpec
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_plan, required_backends
@@ -47,7 +47,7 @@ class Plan(plan_file.Plan):
         if backends is None:
             backend_set = backend_set_of_plan(plan, BackendOptions())
         else:
-            default = plan.default_backend or only_backend(plan.backends) or DEFAULT_BACKEND
+            default = plan.default_backend or DEFAULT_BACKEND
             backend_set = BackendSet(
                 plan.backends, default, plan.folder.resolve(), prices=plan.prices, hosts=plan.hosts
             )

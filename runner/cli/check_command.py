@@ -20,7 +20,7 @@ from plait.runner.client.store_place import find_run, read_only_store
 from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.drawing.dag_layout import layers
 from plait.runner.engine.answer_check import play_again
-from plait.runner.engine.run_options import StorePlace, policy_backends
+from plait.runner.engine.run_options import DEFAULT_BACKEND, StorePlace, policy_backends
 from plait.runner.plan import plan_schema
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_policy import OrchestratorPolicy
@@ -146,7 +146,7 @@ def _size(plan: Plan, facts: Mapping[str, Any]) -> str:
 
 def _plan_facts(plan: Plan) -> dict[str, Any]:
     dag = plan.dag
-    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else "default")
+    default = plan.default_backend or DEFAULT_BACKEND
     used = Counter(dag.backend_of(task) or default for task in dag)
     later = set[str]() if plan.policy is None else policy_backends(plan.policy, default) - used.keys()
     used.update(dict.fromkeys(sorted(later), 0))

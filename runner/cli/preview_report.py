@@ -20,12 +20,11 @@ from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseSt
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
 from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction
-from plait.runner.views.event_sentences import counted
+from plait.runner.views.event_sentences import counted, named_tasks
 from plait.runner.views.view_models import PreviewView
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost, dollars
 
-_NAMED = 5
 _PROMPTS = 3
 """First prompts that are printed."""
 _PROMPT_CHARACTERS = 2_000
@@ -153,8 +152,8 @@ async def keep_or_ask_again(preview: ReusePreview) -> bool:
     names = [as_line(step.task_id) for step in preview.tasks if step.keeps_answer]
     if not names or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    counted = f"{len(names):,} answers" if len(names) > 1 else "1 answer"
-    print_note(f"{counted} of a person in {as_line(preview.like)} to questions that did not change: {_some(names)}")
+    answers = f"{counted(len(names), 'answer')} of a person in {as_line(preview.like)}"
+    print_note(f"{answers} to questions that did not change: {named_tasks(names)}")
     # In a thread that is abandoned, so that Ctrl-C ends the command while the thread reads.
     return await to_thread.run_sync(_ask_to_keep, abandon_on_cancel=True)
 
@@ -173,13 +172,9 @@ def require_again(preview: ReusePreview, effects: Sequence[str]) -> None:
     """Raise InvalidRequest if there are tasks with `effects`: a person has to allow that they run again."""
     if effects:
         raise InvalidRequest(
-            f"{_some(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
+            f"{named_tasks(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
             f"--dry-run shows every task"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> int:
@@ -232,6 +227,5 @@ def _summarize(preview: Preview) -> str:
 
 def _summarize_damage(preview: Preview) -> str:
     """Return the damage to results of tasks that would not run again; empty without damage."""
-    count, named = len(preview.damaged), ", ".join(map(as_line, preview.damaged[:_NAMED]))
-    more = ", ..." if count > _NAMED else ""
-    return f"{counted(count, 'damaged result')}, counted as failed: {named}{more}" if count else ""
+    damaged = [as_line(name) for name in preview.damaged]
+    return f"{counted(len(damaged), 'damaged result')}, counted as failed: {named_tasks(damaged)}" if damaged else ""

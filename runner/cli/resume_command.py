@@ -39,11 +39,13 @@ from plait.runner.client.trusted_backends import (
     plan_changes,
     repaired_prompts,
 )
+from plait.runner.domain.dag import group_of
 from plait.runner.plan import PlanError
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, ended_result, needs_no_work
+from plait.runner.views.event_sentences import named_tasks
 from plait.statuses import RunStatus
 
 
@@ -147,14 +149,15 @@ def _print_plan_changes(run: StoredRun, stored: StoredBackends, taken: Collectio
     in `taken` count.
     """
     if taken:
-        print_note(f"taking the prompts of {', '.join(taken)} from {stored.plan} for this run")
+        print_note(f"taking the prompts of {named_tasks([*taken])} from {stored.plan} for this run")
     if stored.replacements:
         print_note(f"using {', '.join(sorted(stored.replacements))} from {stored.files.backends} for this resume")
     path = stored.plan
     if path is None or not path.is_file():
         return
     try:
-        ignored = {f"tasks.{task_id}.prompt" for task_id in taken}
+        tasks = [run.state.dag[task_id] for task_id in taken]
+        ignored = {f"tasks.{name}.prompt" for task in tasks for name in (task.id, group_of(task.id, task.item))}
         changed = [key for key in plan_changes(run, stored, path) if key not in ignored]
     except (PlanError, InvalidRequest):
         print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")

@@ -83,7 +83,8 @@ from plait.safe_text import is_utf8
     "--fresh",
     metavar="TASK",
     multiple=True,
-    help="With --like: run TASK, or all parts of TASK, in any case; may be given more than once.",
+    help="With --like: run TASK, with its parts and the tasks of a plan that it calls, in any case; may be given more "
+    "than once.",
 )
 @click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN.")
 @click.option(

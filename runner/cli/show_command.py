@@ -106,10 +106,10 @@ async def _show_run(
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
         budget = await budget_view(store, run, tasks)
-        is_reuse = ReuseFrom.of_settings(read_settings(run)) is not None
+        is_reuse = not as_json and ReuseFrom.of_settings(read_settings(run)) is not None
         attempts = await store.list_attempts(run.run_id) if is_reuse else ()
-        reused = [one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))]
-        cut_off = await cut_offs(store, run.run_id) if reused else []
+        reused = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))}
+        cut_off = await cut_offs(store, run, tasks, reused, {one.task_id for one in attempts} - reused)
     shown_tasks = {
         task.task_id: task
         for task in views.values()
@@ -189,7 +189,7 @@ def _print_run(
     run: RunRecord,
     tasks: Sequence[TaskRecord],
     throttled: Sequence[BackendThrottled],
-    reuse: tuple[Sequence[str], Sequence[str]],
+    reuse: tuple[Collection[str], Sequence[str]],
     budget: BudgetView | None,
 ) -> None:
     """Print the run; `reuse` names the tasks with an answer of an earlier run, and those of `cut_offs`."""
@@ -209,8 +209,7 @@ def _print_run(
     print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
     print_field("parent", _parent(settings))
     print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
-    more = ", ..." if len(cut_off) > _MOST_NAMED else ""
-    print_field("cut off", f"same answer: cut off at {', '.join(cut_off[:_MOST_NAMED])}{more}" if cut_off else None)
+    print_field("cut off", f"same answer: cut off at {named_tasks(cut_off)}" if cut_off else None)
     key = settings.get("key")
     print_field("key", key if isinstance(key, str) else None)
     print_field("created", run.created_at)

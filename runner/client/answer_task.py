@@ -15,7 +15,7 @@ from plait.events import Event, RunWaitingInput, TaskAnswered, TaskCompleted, Ta
 from plait.json_form import JsonInput, JsonValue, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.asked_question import Asking, OpenQuestion, Way
+from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import owner_is_gone, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import RunOptions
@@ -135,13 +135,6 @@ async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, h
             f"task {task_id!r} of run {run_id} asks {asking.question.text[:200]!r}, and would ask again after "
             f"--again; answer the question (plait answer {run_id} {task_id} VALUE), or use --done TEXT or --fail REASON"
         )
-
-
-async def unanswered_questions(config: RunOptions, run_id: str) -> list[OpenQuestion]:
-    """Return the unanswered questions. See `Runs.questions`."""
-    run = await stored_run(config.store, run_id)
-    noted = first_notes(run)
-    return [question for question in open_questions(run) if question.task_id not in noted]
 
 
 async def answer_question(

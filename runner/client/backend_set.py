@@ -380,8 +380,7 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None 
     """Return the backends of the plan, and the backend of `options` or of the environment if the plan leaves the choice
     open. Groups of hosts in the file `hosts` replace those of the plan.
     """
-    specs, default = dict(plan.backends), plan.default_backend
-    default = default or only_backend(specs) or DEFAULT_BACKEND
+    specs, default = dict(plan.backends), plan.default_backend or DEFAULT_BACKEND
     named = [*map(plan.dag.backend_of, plan.dag), *(plan.policy.backends() if plan.policy else ())]
     named += [name for task in plan.dag if task.call is not None for name in task.call.backends]
     is_open = default not in specs and None in named

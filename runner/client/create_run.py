@@ -33,8 +33,8 @@ from plait.runner.engine.run_lifecycle import execute_run
 from plait.runner.engine.run_options import (
     RunOptions,
     answer_keys,
-    arguments_filled,
     backend_names,
+    prepared,
     require_policy_backends,
 )
 from plait.runner.recovery.resume import go_on
@@ -48,7 +48,6 @@ from plait.runner.reuse.earlier_answers import (
 from plait.runner.state.budget import BUDGET, budget_setting, new_budget
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import SETTINGS_FORMAT, read_settings
-from plait.runner.state.task_files import with_digests
 from plait.safe_text import clean_text
 
 MOST_KEY_CHARACTERS = 200
@@ -128,7 +127,7 @@ def new_run(
 ) -> Run:
     """Return a new run, to begin. Raises as `ParallelRunner.run`."""
     reuse, known = _reuse(dag, like, fresh, keep_answers)
-    dag = _prepared(dag, config)
+    dag = prepared(dag, config)
     names = backend_names(dag, config)
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
     kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
@@ -177,14 +176,6 @@ def _reuse(
     return None, None
 
 
-def _prepared(dag: DAG, config: RunOptions) -> DAG:
-    """Return `dag` with the arguments of its functions, and a digest for each file of its tasks. Raises DAGError for
-    parameters that name nothing, and for files that cannot be used.
-    """
-    dag = arguments_filled(dag, config)
-    return with_digests(dag) if any(task.files for task in dag) else dag
-
-
 def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput]) -> events.RunCreated:
     """Return the event that stores the run with its whole DAG."""
     kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT, "inputs": dag.inputs}
@@ -210,7 +201,7 @@ async def create_run(
         raise ValueError("give a run id or a key, not both: the id of a run with a key is made from the key")
     if store is None:
         raise StoreRequired("this runner has no store, so no run can be queued; give the runner a store with store=...")
-    dag = _prepared(dag, config)
+    dag = prepared(dag, config)
     backend_names(dag, config)
     budget = config.budget if budget is None else budget
     settings = {**settings, **budget_setting(budget, unpriced=config.unpriced)}

@@ -27,7 +27,7 @@ from plait.runner.engine.checkpointer import UnstoredSink
 from plait.runner.engine.executor import Executor
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import OutcomeHandler
-from plait.runner.engine.run_options import RunOptions, answer_keys, arguments_filled, backend_names
+from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, prepared
 from plait.runner.reuse.answer_keys import describe_change, task_identity
 from plait.runner.reuse.earlier_answers import (
     GIVEN,
@@ -42,13 +42,11 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
-from plait.runner.state.task_files import with_digests
+from plait.runner.views.event_sentences import named_tasks
 from plait.runner.views.view_models import usage_fields
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Task, failed_status
 from plait.usage import NO_USAGE, Usage
-
-_NAMED = 3
 
 
 class ReuseAction(StrEnum):
@@ -144,7 +142,7 @@ async def preview_reuse(
     """Return the preview of a run of `dag`; `record` is that of the earlier run if it has been read already. Raises
     StoreRequired, RunNotFound, TaskNotFound, BackendMissing, StoreError.
     """
-    plan, dag = dag, with_digests(arguments_filled(dag, config))
+    plan, dag = dag, prepared(dag, config)
     names = backend_names(dag, config)
     run = await stored_run(config.store, reuse.like, record, plan=dag)
     now = config.clock.wall()
@@ -394,13 +392,12 @@ class _Foresight(OutcomeHandler):
         return f"{what} from {answer.run_id} of {self._like.record.created_at[:10]}"
 
     def _named(self, positions: Iterable[int]) -> str:
-        names = [self._state.dag.tasks[place].id for place in positions]
-        return f"{', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
+        return named_tasks([self._state.dag.tasks[place].id for place in positions])
 
     def _causes(self, position: int, earlier: int | None) -> Iterator[str]:
         """Yield the reasons for which the task runs, the clearest first."""
         task, run_id = self._state.dag.tasks[position], self._like.record.run_id
-        if self._answers.is_fresh(task):
+        if self._answers.is_fresh(self._state, position):
             yield "asked to run again (fresh)"
         if earlier is None:
             yield "new task"

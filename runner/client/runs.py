@@ -26,7 +26,6 @@ from plait.runner.client.answer_task import (
     How,
     answer_question,
     apply_decision,
-    unanswered_questions,
     wait_for_answer,
 )
 from plait.runner.client.cancel_run import cancel_run
@@ -46,6 +45,7 @@ from plait.runner.engine.inbox import LOOK_EVERY_S
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
+from plait.runner.recovery.given_answers import first_notes, open_questions
 from plait.runner.recovery.resume import OnUnreached, Preview, ResumeOptions, continued_run, preview
 from plait.runner.reuse.earlier_answers import (
     ReuseFrom,
@@ -433,7 +433,9 @@ class Runs:
 
         Raises StoreRequired, RunNotFound, StoreError.
         """
-        return await unanswered_questions(self.options, run_id)
+        run = await self.read(run_id)
+        noted = first_notes(run)
+        return [question for question in open_questions(run) if question.task_id not in noted]
 
     @_with_open_store
     async def answer(

@@ -62,7 +62,7 @@ from plait.runner.client.backend_set import (
     required_backends,
     stored_concurrency,
 )
-from plait.runner.client.fork_run import Fork
+from plait.runner.client.fork_run import Fork, edited_prompt
 from plait.runner.client.runs import Need, Runs
 from plait.runner.client.store_place import stores_backends
 from plait.runner.engine.run_options import RunOptions
@@ -81,7 +81,7 @@ from plait.runner.state.stored_run import (
     read_settings,
     stored_run,
 )
-from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
+from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_within
 
 Note: TypeAlias = Callable[[str], None]
@@ -648,9 +648,9 @@ def repaired_prompts(run: StoredRun, stored: StoredBackends) -> dict[str, str]:
     if stored.files.plan is None or stored.plan is None or (plan := _plan_now(run, stored, stored.plan)) is None:
         return {}
     now = {task.id: task.prompt for task in plan.dag if task.call is None}
-    failed = [task for task in run.tasks if TASK_STATUSES[task.status] is TaskStatus.FAILED]
-    prompts = {task.task_id: now.get(task.task_id, now.get(task.added_by or "", task.prompt)) for task in failed}
-    return {task.task_id: prompts[task.task_id] for task in failed if prompts[task.task_id] != task.prompt}
+    tasks = zip(run.state.dag, run.state.statuses, strict=True)
+    failed = [task for task, status in tasks if status is TaskStatus.FAILED]
+    return {task.id: new for task in failed if (new := edited_prompt(task, now)) is not None and new != task.prompt}
 
 
 def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator[str]:
@@ -665,8 +665,7 @@ def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator
         yield from stored.changed_options(backend_set_of_file(path, BackendOptions()).specs)
         return
     yield from stored.changed_options(plan.backends)
-    default = plan.default_backend or (next(iter(plan.backends)) if len(plan.backends) == 1 else None)
-    if default is not None and default != stored.default:
+    if plan.default_backend not in {None, stored.default}:
         yield "defaults.backend"
     before = StoredPolicy.of(run.record)
     now = None if plan.policy is None else StoredPolicy(plan.policy.kind, _as_stored(plan.policy.settings()))

@@ -44,6 +44,7 @@ from plait.runner.engine.checkpointer import bounded
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
 from plait.runner.scheduling.slots import Account, SlotPool, default_concurrency
 from plait.runner.state.budget import check_budget
+from plait.runner.state.task_files import with_digests
 from plait.safe_text import SCHEMES, masked_address
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import (
@@ -376,15 +377,16 @@ def backend_names(dag: DAG, options: RunOptions, statuses: Sequence[TaskStatus] 
     return names
 
 
-def arguments_filled(dag: DAG, options: RunOptions) -> DAG:
-    """Return `dag` with the arguments of each task whose backend is a function with parameters beside the prompt.
-    Raises DAGError for parameters that name nothing.
+def prepared(dag: DAG, options: RunOptions) -> DAG:
+    """Return `dag` with the arguments of each task whose backend is a function with parameters beside the prompt, and
+    with a digest for each file of its tasks. Raises DAGError for parameters that name nothing, and for files that
+    cannot be used.
     """
     fill = argument_filler(options, dag.inputs, dag)
     tasks = [fill(task, dag.backend_of(task)) for task in dag]
-    if all(map(operator.is_, tasks, dag)):
-        return dag
-    return DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth)
+    if not all(map(operator.is_, tasks, dag)):
+        dag = DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth)
+    return with_digests(dag)
 
 
 def argument_filler(

@@ -204,13 +204,12 @@ def _build(
         _look_up_folders(part, dag, folder, source)
     if source.problems or dag is None:
         raise PlanError(source.problems)
-    default = part.defaults.backend
     prices = {model: price.price() for model, price in part.prices.items()}
     return kind(
         dag.name,
         dag,
         backends=part.backends,
-        default_backend=default,
+        default_backend=part.defaults.backend or only_backend(part.backends),
         concurrency=part.concurrency,
         path=path,
         prices=prices,

@@ -142,7 +142,7 @@ class EarlierAnswers:
             return None
         if (answer := self.fork_keeps.get(task.id)) is not None:
             return answer
-        if task.at_most_once or self.is_fresh(task):
+        if task.at_most_once or self.is_fresh(state, position):
             return None
         if self.before is not None and (answer := self._of_earlier_run(self.before, state, position)) is not None:
             return answer
@@ -188,10 +188,10 @@ class EarlierAnswers:
             self._after = AnswerKeys(state, self.backend_keys)
         return self._after
 
-    def is_fresh(self, task: Task) -> bool:
+    def is_fresh(self, state: RunState, position: int) -> bool:
         """Return whether the task runs in any case, at the request of the caller."""
         fresh = () if self._reuse is None else self._reuse.fresh
-        return bool(fresh) and (task.id in fresh or group_of(task.id, task.item) in fresh)
+        return bool(fresh) and not _names_of(state, position).isdisjoint(fresh)
 
     async def read_run(self, run: StoredRun) -> None:
         """Read the answers of the earlier run. Raises StoreError, and PlaitError if a given result does not fit."""
@@ -279,6 +279,16 @@ def positions_of(state: RunState, names: Collection[str]) -> set[int]:
         for position, task in enumerate(state.dag.tasks)
         if task.id in names or group_of(task.id, task.item) in names
     }
+
+
+def _names_of(state: RunState, position: int) -> set[str]:
+    """Return the id of the task, that of its `for_each` task, and those of the tasks that call the task."""
+    task = state.dag.tasks[position]
+    names = {task.id, group_of(task.id, task.item) or task.id}
+    by = state.added_by(position)
+    if by is None or not (state.dag[by].calls or state.dag[by].gathers):
+        return names
+    return names | _names_of(state, state.dag.position(by))
 
 
 def require_tasks(names: Iterable[str], tasks: Collection[Task], whose: str = "the plan") -> None:

@@ -23,7 +23,7 @@ from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, TaskNotFound
 from plait.runner.client.offered_plans import LocalPlans
 from plait.runner.client.runs import POLL_SECONDS, Runs
-from plait.runner.views.view_models import AskedView, RunView, TaskView, view_json
+from plait.runner.views.view_models import RunView, TaskView, view_json
 from plait.statuses import TO_START, RunStatus, TaskStatus
 
 MOST_WAIT_S = 20.0
@@ -136,11 +136,15 @@ class RunTools:
 
     async def list_questions(self, run_id: _RunId) -> dict[str, Any]:
         """List the open questions of a run, each with the JSON Schema of the answer."""
-        run = await self._runs.get(run_id)
         questions = [
-            {"task_id": task.task_id, "question": task.question, **view_json(task.asks or AskedView())}
-            for task in run.tasks.values()
-            if task.status is TaskStatus.WAITING_INPUT
+            {
+                "task_id": one.task_id,
+                "question": one.text,
+                "schema": one.schema,
+                "default": one.default,
+                "deadline_at": one.deadline_at,
+            }
+            for one in await self._runs.questions(run_id)
         ]
         return {"run_id": run_id, "questions": questions}
 

@@ -78,7 +78,7 @@ def _cache_before_fresh() -> AbstractContextManager[object]:
     find = EarlierAnswers.find
 
     def found_anyway(answers: EarlierAnswers, state: RunState, position: int) -> EarlierAnswer | None:
-        if not answers.is_fresh(state.dag.tasks[position]):
+        if not answers.is_fresh(state, position):
             return find(answers, state, position)
         with mock.patch.object(answers, "_reuse", None), mock.patch.object(answers, "before", None):
             return find(answers, state, position)

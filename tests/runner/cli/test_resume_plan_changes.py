@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,21 @@ def test_a_resume_says_what_of_an_edited_plan_goes_unheeded(tmp_path: Path, edit
             if edit == "a backend":
                 whole += "; --backends FILE takes backends from a file"
             assert lines == ([] if said is None else [whole])
+
+
+def test_the_only_backend_beside_commands_is_the_default(tmp_path: Path) -> None:
+    text = """
+backends: {say: {kind: function, call: "functions.py:say"}, command: {kind: command}}
+tasks: [{id: a, prompt: a}, {id: b, run: ["false"]}]
+"""
+    plan = make(tmp_path, "")
+    plan.write_text(text)
+    assert plait_here(tmp_path, "run", "plan.yaml").code == 1
+    plan.write_text(text.replace("say: {", "tell: {"))
+    shown = json.loads(plait_here(tmp_path, "check", "plan.yaml", "--json").out)["backends"]
+    assert {name: backend["tasks"] for name, backend in shown.items()} == {"tell": 1, "command": 1}
+    again = plait_here(tmp_path, "resume", "last", "--retry-failed", "--dry-run")
+    assert "(defaults.backend)" in again.err
 
 
 def test_follow_ups_that_a_run_added_are_no_change_of_the_file(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes.command import Terminal, plait, plait_here
+from tests.support.processes.command import Terminal, environment, plait, plait_here
 
 FUNCTIONS = """
 def work(prompt):
@@ -225,6 +227,22 @@ def test_ctrl_c_at_the_question_stores_nothing(signed: Path) -> None:
     assert len(plait_here(signed, "runs", "--json").value) == 2
 
 
+def reads(folder: Path, *words: str) -> int:
+    """The number of times that the command reads the tasks of a run from the store."""
+    code = (
+        "from plait.persistence import SQLiteStore\n"
+        "from plait.runner.cli.command_line import cli, run_cli\n"
+        "read, made = SQLiteStore.list_tasks, []\n"
+        "SQLiteStore.list_tasks = lambda *words: (made.append(words), read(*words))[1]\n"
+        f"assert run_cli(cli, {list(words)!r}) == 0\n"
+        "print(len(made))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment(), stdout=subprocess.PIPE, check=True
+    )
+    return int(done.stdout.splitlines()[-1])
+
+
 def test_show_and_diff_name_the_task_at_which_calls_were_cut_off(folder: Path) -> None:
     (folder / "lower.py").write_text(FUNCTIONS.replace('f"<{prompt}>"', 'f"<{prompt.lower()}>"'))
     plan = (folder / "plan.yaml").read_text().replace("functions.py", "lower.py")
@@ -237,4 +255,6 @@ def test_show_and_diff_name_the_task_at_which_calls_were_cut_off(folder: Path) -
     assert plait_here(folder, "run", "plan.yaml", "--like", "last", "-q").code == 0
     assert calls(folder) == ["A"]
     assert "cut off   same answer: cut off at a\n" in plait_here(folder, "show", "last").out
+    # Each run is read once, for a person; what --json prints needs the tasks of this run alone.
+    assert (reads(folder, "show", "last"), reads(folder, "show", "last", "--json")) == (2, 1)
     assert "a: prompt changed: line 1; same answer: cut off here" in plait_here(folder, "diff", first, "last").out

@@ -15,6 +15,7 @@ from plait.backends import Reply
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, Store
+from plait.runner.client.reuse_preview import ReuseAction
 from plait.runner.plan.plan_file import parse_plan
 
 REPORT = """
@@ -138,6 +139,31 @@ async def test_a_condition_of_a_call_decides_before_its_tasks_are_added(folder: 
     assert (skipped["c"].status, list(skipped.tasks)) == (TaskStatus.SKIPPED, ["a", "c"])
     wanted = await run(folder, Calls(), text % '{{ a }} != "no"')
     assert (wanted["c"].status, len(wanted.tasks)) == (TaskStatus.COMPLETED, 4)
+
+
+@pytest.mark.parametrize("fresh", ["all", "all.1", "fix"])
+async def test_the_tasks_of_a_called_plan_are_fresh_with_the_task_that_calls_it(folder: Path, fresh: str) -> None:
+    text = """
+    inputs: {rows: [{title: a}]}
+    tasks:
+      - {id: all, plan: report.yaml, with: {row: "{{ item }}"}, for_each: rows}
+      - {id: fix, loop: {plan: counted.yaml, with: {last: "{{ previous.test }}"}, until: "{{ test.ok }}", max: 2}}
+    """
+    calls = Calls(test=[{"ok": False}, {"ok": True}, {"ok": False}, {"ok": True}, {"ok": False}, {"ok": True}])
+    runner, plan = ParallelRunner(calls, store=MemoryStore(), concurrency=1), dag(folder, text)
+    await runner.run(plan, "first")
+    of_calls = [made for made in calls.made if ("draft" in made or "review" in made) is (fresh != "fix")]
+    assert len(of_calls) == (4 if fresh == "fix" else 2)
+    calls.made.clear()
+    preview = await runner.runs.preview_like(plan, "first", fresh=[fresh])
+    reasons = {step.reason for step in preview.tasks if step.action is ReuseAction.RUN}
+    assert (reasons, calls.made) == ({"asked to run again (fresh)"}, [])
+    await runner.run(plan, "second", like="first", fresh=[fresh])
+    assert calls.made == of_calls
+    calls.made.clear()
+    async with runner.runs.start_fork(await runner.runs.fork("first", fresh)) as run:
+        await run.result()
+    assert calls.made == of_calls
 
 
 LOOP = """

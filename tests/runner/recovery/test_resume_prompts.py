@@ -107,6 +107,37 @@ def test_the_command_takes_the_prompts_of_failed_tasks_from_the_plan(tmp_path: P
     assert made == ["c <good <a>>", "good <a>", "well x", "well y"]
 
 
+GROWING = """
+backends:
+  work: {kind: function, call: "functions.py:work"}
+tasks:
+  - {id: plan, prompt: "%s", output: tasks}
+  - {id: list, prompt: list, output_schema: {type: array}}
+  - {id: part, prompt: "%s {{ item }}", for_each: list, failure_mode: soft}
+"""
+GROWN = """
+def work(prompt):
+    with open("calls", "a") as file:
+        file.write(prompt + "\\n")
+    if "bad" in prompt:
+        raise ValueError("refused")
+    tasks = '[{"id": "added", "prompt": "bad idea"}]'
+    return tasks if prompt.startswith("make") else '["x"]' if prompt == "list" else prompt
+"""
+
+
+def test_a_task_that_a_planner_added_keeps_its_prompt_and_a_part_takes_that_of_its_list(tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(GROWN)
+    (tmp_path / "plan.yaml").write_text(GROWING % ("make tasks", "bad"))
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 1
+    (tmp_path / "calls").unlink()
+    (tmp_path / "plan.yaml").write_text(GROWING % ("make better tasks", "good"))
+    done = plait_here(tmp_path, "resume", "last", "--retry-failed", "--plan", "plan.yaml")
+    assert sorted((tmp_path / "calls").read_text().splitlines()) == ["bad idea", "good x"], done.err
+    assert "taking the prompts of part.1 from " in done.err
+    assert "since this run was stored (tasks.plan.prompt); a resume runs the stored plan" in done.err
+
+
 def test_without_the_option_the_stored_prompts_count(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(FUNCTIONS)
     (tmp_path / "plan.yaml").write_text(PLAN % ("bad", "c", "p"))

@@ -17,6 +17,13 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
 
+from plait import DAG, ParallelRunner, PersonBackend, Task
+from plait.clock_and_ids import Clock
+from plait.persistence import MemoryStore
+from plait.runner.client.backend_set import BackendOptions
+from plait.runner.client.offered_plans import LocalPlans
+from plait.runner.engine.inbox import AnswerNote, answer_note
+from plait.runner.serving.mcp_server import RunTools
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import PLAIT, environment, plait
 
@@ -131,6 +138,16 @@ async def test_a_question_is_answered_and_the_run_continues(folder: Path) -> Non
         assert (await user.ended(run_id))["status"] == "completed"
         (result,) = (await user.call("get_result", run_id=run_id))["results"]
         assert result["text"] == "GOT 7"
+
+
+async def test_a_question_whose_answer_waits_in_the_inbox_is_no_longer_open() -> None:
+    store = MemoryStore()
+    runner = ParallelRunner(PersonBackend(), store=store)
+    await runner.run(DAG([Task("a", prompt="Which one?")]), "r")
+    tools = RunTools(runner.runs, LocalPlans((), BackendOptions(), store, runner.runs), Clock())
+    assert [one["question"] for one in (await tools.list_questions("r"))["questions"]] == ["Which one?"]
+    await store.send("r", answer_note(AnswerNote("a", 1, "this", "2026-01-01T00:00:00.000Z", "once")))
+    assert (await tools.list_questions("r"))["questions"] == []
 
 
 async def test_a_killed_server_is_replaced_by_the_next_with_the_same_key(folder: Path) -> None:
