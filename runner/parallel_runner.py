@@ -50,7 +50,8 @@ class ParallelRunner:
       opened for each call, or with `async with runner:` for the block. With None nothing is stored, and nothing can be
       resumed.
     - `concurrency`: the number of tasks running at once. By default the sum of `limits`, and 8 for all backends without
-      a limit. None is the number of slots of the hosts on which the backends are placed, also of those that join.
+      a limit. "auto" finds the number for each backend without a limit, but for those that run programs. None is
+      the number of slots of the hosts on which the backends are placed, also of those that join.
     - `limits`: the number of tasks running at once per backend, by its name.
     - `rates`: the requests and tokens per minute per backend, by its name, kept before the server has to refuse. They
       hold for all runs of this process that use the same backend name, server and key.

@@ -16,6 +16,7 @@ from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.run_options import DEFAULT_BACKEND, StoreOrPlace
 from plait.runner.plan import plan_file
 from plait.runner.plan.plan_inputs import no_input
+from plait.runner.scheduling.slots import Concurrency
 
 
 class Plan(plan_file.Plan):
@@ -27,7 +28,7 @@ class Plan(plan_file.Plan):
         store: StoreOrPlace | None = None,
         inputs: Mapping[str, JsonValue] | None = None,
         backends: Backend | Mapping[str, Backend | Callable[..., Any]] | None = None,
-        concurrency: int | None = None,
+        concurrency: Concurrency | None = None,
         budget: float | None = None,
         unpriced: bool = False,
         strict: bool = False,

@@ -22,7 +22,7 @@ from plait.errors import InvalidRequest
 from plait.runner.cli.terminal_output import command, print_note, redirect_prints
 from plait.runner.client.store_place import DEFAULT_STORE, find_run, read_only_store
 from plait.runner.engine.run_options import ServerAddress, StorePlace, store_place
-from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY
+from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency
 from plait.runner.state.budget import MOST_USD
 from plait.safe_text import SCHEMES, is_utf8, masked_address, passwords
 
@@ -134,6 +134,14 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class TasksAtOnce(click.IntRange):
+    """A number of tasks at once, or `auto`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or "auto"."""
+        return value if value == "auto" else super().convert(value, param, ctx)
+
+
 def concurrency_option(source: str = "") -> Callable[[F], F]:
     """Return the option `-j`. `source` is the place of a number that comes before the default."""
     sum_of = f"the sum of the backends' `concurrency`, and {DEFAULT_CONCURRENCY} for all without one"
@@ -141,8 +149,10 @@ def concurrency_option(source: str = "") -> Callable[[F], F]:
     return click.option(
         "-j",
         "--concurrency",
-        type=click.IntRange(1, 10_000),
-        help=f"Run at most this many tasks at once.  [default: {default}]",
+        type=TasksAtOnce(1, 10_000),
+        metavar="N|auto",
+        help="Run at most this many tasks at once; `auto` finds the number for each backend that states none."
+        f"  [default: {default}]",
     )
 
 
@@ -327,7 +337,7 @@ class OutputOptions:
     as_json: bool = False
     logs: bool = False
     """Log lines are written, so no live display is shown."""
-    concurrency: int | None = None
+    concurrency: Concurrency | None = None
     """Number of tasks at once; None for the default."""
     result_of: str | None = None
     """Id of the task whose result is printed; None for the final tasks."""

@@ -53,7 +53,9 @@ async def follow_run(run: Run, begin: RunState, options: OutputOptions, store: S
     """
     if store is not None:
         run.require_record()
-    progress = Progress(begin, time.monotonic, Limits(total=options.concurrency))
+    progress = Progress(
+        begin, time.monotonic, Limits(total=None if options.concurrency == "auto" else options.concurrency)
+    )
     result = run_report.as_stored(await _drive(run, progress, _make_display(progress, options)))
     try:
         if options.as_json:

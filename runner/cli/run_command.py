@@ -54,6 +54,7 @@ from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
 from plait.runner.policies.goal_policy import OrchestratorPolicy
+from plait.runner.scheduling.slots import Concurrency
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import counted
@@ -277,7 +278,7 @@ def _money(plan: Plan, options: OutputOptions) -> dict[str, Any]:
 async def _queue(
     plan: Plan,
     backend_set: BackendSet,
-    concurrency: int | None,
+    concurrency: Concurrency | None,
     *,
     key: str | None,
     place: StorePlace,

@@ -54,7 +54,7 @@ from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_models import PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.scheduling.own_limits import RateLimits
-from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, default_concurrency
+from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency, default_concurrency
 from plait.runner.state.stored_run import read_settings
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import COMMAND_BACKEND, tasks_within
@@ -133,7 +133,7 @@ class BackendSet:
 
     @asynccontextmanager
     async def options_for(
-        self, dag: DAG, policy: Policy | None, store: Store | None, *, concurrency: int | None, **options: Any
+        self, dag: DAG, policy: Policy | None, store: Store | None, *, concurrency: Concurrency | None, **options: Any
     ) -> AsyncGenerator[RunOptions]:
         """Open the backends that a run of `dag` with `policy` may call, and yield the options of such runs, with
         `options`; `store` need not be open yet. `concurrency` comes before the default. Raises BackendUnavailable.
@@ -412,7 +412,7 @@ async def queue_run(
     plan: Plan,
     backend_set: BackendSet,
     store: Store,
-    concurrency: int | None,
+    concurrency: Concurrency | None,
     key: str | None = None,
     *,
     budget: float | None = None,
@@ -439,7 +439,7 @@ async def queue_run(
 
 
 def queueing_options(
-    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: int | None, **options: Any
+    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: Concurrency | None, **options: Any
 ) -> RunOptions:
     """Return the options of runs that are created for the backends in `names`, none of which is opened."""
     specs = backend_set.specs
@@ -468,9 +468,11 @@ class _Unopened:
         raise AssertionError("a queued run calls no backend")
 
 
-def stored_concurrency(record: RunRecord) -> int | None:
+def stored_concurrency(record: RunRecord) -> Concurrency | None:
     """Return how many tasks of the run may be under way at once, as stored with the run. None: as many as the hosts of
     the backends have slots.
     """
     stored = read_settings(record).get("concurrency", DEFAULT_CONCURRENCY)
+    if stored == "auto":
+        return "auto"
     return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY

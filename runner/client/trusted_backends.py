@@ -71,6 +71,7 @@ from plait.runner.policies import policy_of
 from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
+from plait.runner.scheduling.slots import Concurrency
 from plait.runner.state.budget import BUDGET
 from plait.runner.state.stored_run import (
     StoredPolicy,
@@ -447,7 +448,7 @@ class TrustedBackends:
         files: FileOptions = _AS_STORED,
         *,
         note: Note = _log,
-        concurrency: int | None = None,
+        concurrency: Concurrency | None = None,
         **options: Any,
     ) -> None:
         self._files = files

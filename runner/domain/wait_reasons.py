@@ -92,7 +92,10 @@ NO_LIMITS = Limits()
 def stored_limits(settings: Mapping[str, Any]) -> Limits:
     """Return the limits in the settings of a run."""
     slots = settings.get("slots", {})
-    return Limits(slots.get("default", NO_LIMITS.default), settings.get("concurrency"), slots.get("limits", {}))
+    total = settings.get("concurrency")
+    return Limits(
+        slots.get("default", NO_LIMITS.default), total if isinstance(total, int) else None, slots.get("limits", {})
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,8 @@ class OutcomeHandler:
         completed = self._state.complete(
             position, at, reply, data_json, duration, session_id, turn=turn, earlier_messages=earlier
         )
+        if self._scheduler.searches:
+            self._scheduler.call_ended(position, duration, self._run.options.clock.monotonic())
         self._scheduler.finish(position, TaskStatus.COMPLETED)
         return completed
 

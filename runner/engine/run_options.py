@@ -42,7 +42,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.engine.checkpointer import bounded
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
-from plait.runner.scheduling.slots import Account, SlotPool, default_concurrency
+from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Account, Concurrency, SlotPool, default_concurrency
 from plait.runner.state.budget import check_budget
 from plait.runner.state.task_files import with_digests
 from plait.safe_text import SCHEMES, masked_address
@@ -211,7 +211,7 @@ class RunOptions:
         backends: Mapping[str, Backend | Callable[..., Any]] | None = None,
         default: str | None = None,
         store: StoreOrPlace | None = None,
-        concurrency: int | EllipsisType | None = ...,
+        concurrency: Concurrency | EllipsisType | None = ...,
         limits: Mapping[str, int] | None = None,
         rates: Mapping[str, RateLimits] | None = None,
         shared_limits: bool = False,
@@ -259,8 +259,8 @@ class RunOptions:
     def _check(self, store_timeout: float) -> None:
         if not store_timeout > 0:
             raise ValueError(f"store_timeout must be more than 0 seconds, not {store_timeout}")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
+        if self.concurrency not in {None, "auto"} and not (isinstance(self.concurrency, int) and self.concurrency >= 1):
+            raise ValueError(f'concurrency must be at least 1, "auto" or None, not {self.concurrency!r}')
         for name, limit in self.limits.items():
             if limit < 1:
                 raise ValueError(f"the limit of backend {name!r} must be at least 1, not {limit}")
@@ -284,7 +284,11 @@ class RunOptions:
         Without a number of tasks at once there is one slot, until the hosts are connected: see `follow_slots`.
         Shared pools are kept per event loop, because slots taken in an abandoned loop are never freed.
         """
-        pool = SlotPool(self.concurrency or 1, self.limits, shared=self.shared_limits, account_of=self._accounts.find)
+        limits = self.limits
+        if self.concurrency == "auto":  # programs use up this machine before they become slow
+            programs = (name for name, one in self.backends.items() if "cwd" in Abilities.of(one).adjustable)
+            limits = dict.fromkeys(programs, DEFAULT_CONCURRENCY) | dict(limits)
+        pool = SlotPool(self.concurrency or 1, limits, shared=self.shared_limits, account_of=self._accounts.find)
         return self._shared.setdefault(asyncio.get_running_loop(), pool) if self.shared_limits else pool
 
 

@@ -47,6 +47,7 @@ from plait.runner.plan.plan_tasks import PlanTasks, call_of, function_of
 from plait.runner.plan.prompt_files import read_prompt_files
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.prompts.prompt_template import condition_names, names_in
+from plait.runner.scheduling.slots import Concurrency
 from plait.task import (
     COMMAND_BACKEND,
     TASKS_SCHEMA,
@@ -86,7 +87,7 @@ class Plan:
     """Specifications of backends by name, for `plait.backends.specs.backend_specs`; empty if the file names none."""
     default_backend: str | None = None
     """The name of the backend for tasks without a backend; None to let the caller choose."""
-    concurrency: int | None = None
+    concurrency: Concurrency | None = None
     """The number of tasks running at once; None if not given."""
     path: Path = Path()
     """The plan file, or the base folder of relative paths for a plan from text."""

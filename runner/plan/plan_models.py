@@ -710,8 +710,10 @@ class PlanPart(_GuessedPart):
     """Backends by name. A plan without backends uses the backend chosen on the command line."""
     hosts: dict[str, HostsPart] = Field(default_factory=dict[str, HostsPart])
     """Groups of other machines by name, for `on` of a backend."""
-    concurrency: int | None = Field(default=None, ge=1, le=10_000)
-    """The number of tasks running at once. Default: the sum of the slots of the hosts, else 8."""
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] | None = None
+    """The number of tasks running at once; `auto` finds it for each backend that states none. Default: the sum of the
+    slots of the hosts, else 8.
+    """
     prices: dict[str, PricePart] = Field(default_factory=dict[str, PricePart])
     """Prices by the name of the model, in place of the list of the extra `prices`."""
     budget: float | None = Field(default=None, ge=0, le=MOST_USD)

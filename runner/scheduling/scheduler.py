@@ -57,6 +57,8 @@ class Scheduler:
     ) -> None:
         self._dag = dag
         self._slots = slots
+        self.searches = slots.searches
+        """Whether `call_ended` is to be called: the run searches for the width of its backends."""
         self._priorities = dag.priorities()
         self._changed: Callable[[str, Account], None] | None = None
         self._queues: dict[str, ReadyQueue] = {}
@@ -253,6 +255,13 @@ class Scheduler:
         self._slots.offer(self)
         for queue in self._queues.values():
             queue.leave()
+
+    def call_ended(self, position: int, took: float, now: float) -> None:
+        """Take into account that the call of the started task has succeeded, after `took` seconds, at the monotonic
+        time `now`. `finish` follows.
+        """
+        if position not in self._judged:  # it has waited for the slot of its judge
+            self._queue_of[position].account.call_ended(took, now)
 
     def finish(self, position: int, status: TaskStatus) -> None:
         """Release the slot of the started task at `position`, ended as `status`, and unlock its dependents."""

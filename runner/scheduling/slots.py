@@ -29,9 +29,10 @@ from dataclasses import InitVar, dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from plait.runner.scheduling.own_limits import RateGate
+from plait.runner.scheduling.width_search import FIRST_WIDTH, MOST_AT_ONCE, WidthSearch
 
 PROBES = 2
 """Probes that have to be refused, after a first refusal, before the backend is paused."""
@@ -40,6 +41,8 @@ _MANY = 5
 _SHORTEST_MOMENT_S, _LONGEST_MOMENT_S = 0.05, 60.0
 """Bounds of `Account.moment`."""
 
+Concurrency: TypeAlias = int | Literal["auto"]
+"""How many tasks run at once. "auto": as many on each backend as it takes well, which is searched for."""
 Call: TypeAlias = tuple[object, int]
 """A call of a run: the run, and the position of its task."""
 
@@ -90,8 +93,12 @@ class Account:
     """The backend's limit of rate, if any."""
     width: float = inf
     """How many tasks may run at once: halved by each pause, and raised by about one for as many completed tasks as run
-    at once, until it covers all slots of the runs.
+    at once, until it covers all slots of the runs. With `search`, as the search says.
     """
+    search: WidthSearch | None = None
+    """Finds the width, for runs that state none."""
+    width_before: float = 0.0
+    """The width found when the backend, open until then, last refused a call."""
     taken: int = 0
     """The number of tasks that hold a slot."""
     throttled: set[Call] = field(default_factory=set[Call])
@@ -142,7 +149,10 @@ class Account:
     @property
     def total(self) -> int:
         """The number of tasks of all runs that may run at once while the backend is not throttled."""
-        return sum(slots.total for slots in {slots for slots, _ in self.runs.values()})
+        total = sum(slots.total for slots in {slots for slots, _ in self.runs.values()})
+        if self.search is None:
+            return total
+        return int(min(total, self.width if self.pause is None else max(self.width, self.width_before)))
 
     @property
     def slots(self) -> int:
@@ -169,9 +179,15 @@ class Account:
         """Record the completion of a task on the backend."""
         self.refusals_before = self.refusals
         if self.width < inf and not self.throttled:
-            self.width += 1 / self.width
-            if self.slots >= self.total:
+            if self.search is None:
+                self.width += 1 / self.width
+            if self.pause is not None and self.slots >= self.total:
                 self.announce()
+
+    def call_ended(self, took: float, now: float) -> None:
+        """Record that a call under way has succeeded, after `took` seconds, at the monotonic time `now`."""
+        if self.search is not None and not self.throttled:
+            self.width = self.search.call_ended(self.width, self.taken, took, now)
 
     def end_probe(self) -> None:
         """Let further tasks run, because the backend has accepted the probe."""
@@ -243,7 +259,9 @@ class Account:
     def announce(self) -> None:
         """Forget the pause if the backend has all its slots again, and tell the runs."""
         if not self.throttled and self.slots >= self.total:
-            self.pause, self.width = None, inf
+            self.pause = None
+            if self.search is None:
+                self.width = inf
         for _, changed in tuple(self.runs.values()):
             changed()
 
@@ -252,11 +270,15 @@ class Account:
         if self.is_held or self.throttled:
             return False
         self.running = self.taken
+        if self.search is not None:
+            self.width_before = self.width
         return True
 
     def _narrow(self) -> None:
         """Halve the width for a pause, or set it to the number of tasks that were not refused if that is lower."""
         self.width = max(1.0, min(self.width, self.running // 2, self.running - self.refused))
+        if self.search is not None:
+            self.search.paused()
 
 
 _numbers = count()
@@ -265,18 +287,20 @@ _numbers = count()
 
 class SlotPool:
     """`concurrency` slots in total, at most `limits` per named backend; `shared` by several runs or exclusive to a
-    single run. `account_of` returns the account of a backend; by default it is the pool's own.
+    single run. With "auto", the width of each backend without a limit is searched for. `account_of` returns the account
+    of a backend; by default it is the pool's own.
     """
 
     def __init__(
         self,
-        concurrency: int,
+        concurrency: Concurrency,
         limits: Mapping[str, int] | None = None,
         *,
         shared: bool = False,
         account_of: Callable[[str], Account] | None = None,
     ) -> None:
-        self.concurrency = concurrency
+        self.searches = concurrency == "auto"
+        self.concurrency = MOST_AT_ONCE + sum((limits or {}).values()) if concurrency == "auto" else concurrency
         self.shared = shared
         self.taken = 0
         self.accounts: Counter[Account] = Counter()
@@ -336,6 +360,9 @@ class ReadyQueue:
     """The value of `Account.refusals` when the run first used the backend."""
 
     def __post_init__(self, changed: Callable[[Account], None]) -> None:
+        if self.pool.searches and self.slots.ceiling == inf and self.account.search is None:
+            self.account.search = WidthSearch()
+            self.account.width = min(self.account.width, max(FIRST_WIDTH, self.account.taken))
         self.refusals_before = self.account.refusals
         self.account.runs[self.run] = self.slots, partial(changed, self.account)
         self.pool.accounts[self.account] += 1

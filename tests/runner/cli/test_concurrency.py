@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from plait import ParallelRunner, SQLiteStore
+from plait import DAG, ParallelRunner, SQLiteStore
+from plait.backends import ConversationRequest, Reply
 from plait.runner.scheduling.slots import default_concurrency
 from tests.support.processes.command import plait_here
 from tests.support.sharing import COMPLETED, Meter, wide
@@ -69,10 +73,12 @@ def test_the_default_is_the_sum_of_what_is_stated_and_8_for_the_rest(stated: lis
         (ONE.format(""), "", (), 8),
         (ONE.format(", concurrency: 16"), "concurrency: 5", (), 5),
         (ONE.format(", concurrency: 16"), "concurrency: 5", ("-j", "7"), 7),
+        (ONE.format(""), "concurrency: auto", (), "auto"),
+        (ONE.format(""), "", ("-j", "auto"), "auto"),
     ],
 )
 def test_a_submitted_plan_stores_the_number(
-    tmp_path: Path, backends: str, top: str, words: tuple[str, ...], number: int
+    tmp_path: Path, backends: str, top: str, words: tuple[str, ...], number: int | str
 ) -> None:
     plan_of(tmp_path, backends, top)
     done = plait_here(tmp_path, "run", "plan.yaml", "--queue", *words)
@@ -106,3 +112,38 @@ async def test_a_runner_has_the_sum_of_its_limits() -> None:
     assert await most_of(limits={"a": 20, "b": 1}) == 20
     assert await most_of(limits={"a": 20}, concurrency=3) == 3
     assert await most_of() == 8
+
+
+class Program(Meter):
+    """Starts programs on this machine."""
+
+    adjustable = ("cwd", "env")
+
+    def new_session_id(self) -> None:
+        return None
+
+    @asynccontextmanager
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Program]:
+        yield self
+
+    async def send(self, prompt: str) -> Reply:
+        return Reply(await Meter.__call__(self, prompt))
+
+
+async def test_a_width_that_finds_itself_leaves_stated_numbers_and_programs_alone() -> None:
+    free, stated, program = Meter(), Meter(), Program()
+    backends: dict[str, Any] = {"free": free, "stated": stated, "program": program}
+    dag = DAG([*wide("f", 300, "free"), *wide("s", 100, "stated"), *wide("p", 100, "program")])
+    runner = ParallelRunner(backends=backends, limits={"stated": 3}, concurrency="auto")
+    assert (await runner.run(dag)).status is COMPLETED
+    assert free.most > 8
+    assert (stated.most, program.most) == (3, 8)
+
+
+@pytest.mark.parametrize("wrong", [0, "many", 1.5])
+def test_another_word_or_number_is_refused(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(ValueError, match='concurrency must be at least 1, "auto" or None'):
+        ParallelRunner(Meter(), concurrency=wrong)
+    plan_of(tmp_path, ONE.format(""))
+    done = plait_here(tmp_path, "run", "plan.yaml", "-j", str(wrong))
+    assert (done.code, "-j" in done.err) == (2, True)
