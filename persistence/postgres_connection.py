@@ -197,7 +197,7 @@ class ReconnectingConnection:
             connection = self._connection
             try:
                 if connection is None or connection.is_closed():
-                    await anyio.sleep(max(0.0, self._next_opening - anyio.current_time()))
+                    await anyio.sleep_until(self._next_opening)
                     self._next_opening = anyio.current_time() + self._pause_s
                     self._connection = connection = await connect(self._dsn, **self._settings)
                 return await function(connection)

@@ -203,7 +203,7 @@ class SQLiteStore(_OneConnection):
     def _open(self, look_for_damage: bool) -> sqlite3.Connection:
         """Return the first connection, or a new connection to the same file. Runs on the thread."""
         if self._file is None:
-            connection = open_database(self.path, self.mode)
+            connection = open_database(self.path, self.mode, look_for_damage=look_for_damage)
             self._file = self._identity()
             return connection
         self._check_identity()

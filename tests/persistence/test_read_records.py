@@ -90,7 +90,7 @@ async def test_a_damaged_run_is_not_read_and_is_listed_as_damaged(part: str) -> 
     with pytest.raises(StoreError, match=f"^run '{RUN}' is damaged: "):
         await store.get_run(RUN)
     [run] = await store.list_runs()
-    assert run == RunRecord(RUN, "", "failed", "", error=run.error, damaged=True)
+    assert run == RunRecord(RUN, "", "failed", "", error=run.error, counts={}, damaged=True)
     assert str(run.error).startswith(f"run '{RUN}' is damaged: ")
     assert await store.list_claimable() == ()
 

@@ -290,6 +290,17 @@ def test_where_no_lock_can_be_made_a_file_without_a_log_is_read(
         open_database(path, "read")
 
 
+def test_damage_that_sqlite_quotes_as_bytes_is_told(path: Path) -> None:
+    open_database(path, "create").close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE runs", b"CREATE \xffABLE runs"))
+    with pytest.raises(StoreUnusable) as refused:
+        open_database(path, "existing")
+    assert str(refused.value) == (
+        f"{path} is not a database or is damaged (bytes that are no text where text has to be); restore a copy, or "
+        "choose another path"
+    )
+
+
 def test_damage_is_looked_for_where_it_is_asked(path: Path) -> None:
     open_database(path, "create").close()
     with closing(sqlite3.connect(path)) as connection:

@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait.errors import Conflict, StoreBusy, StoreError
+from plait.errors import Conflict, StoreBusy, StoreError, StoreUnusable
 from plait.events import SessionOpened
 from plait.persistence import MemoryStore, SQLiteStore, sqlite_file, sqlite_store
 from tests.contracts.store.samples import ASK, DONE_A, OPENING, RUN, START_A, Writer, at, whole
@@ -164,3 +164,14 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "runs.db"], timeout=60, check=False)
     assert done.returncode == 0
+
+
+async def test_who_opens_a_store_is_told_of_its_damage(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    async with SQLiteStore(path):
+        pass
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE notes")
+    with pytest.raises(StoreUnusable, match=r"is damaged \(the definition of notes has changed\)"):
+        async with SQLiteStore(path):
+            pass

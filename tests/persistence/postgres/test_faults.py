@@ -101,6 +101,7 @@ async def test_usual_batches_are_one_round_trip(store: PostgresStore, monkeypatc
     await writer.write(TaskStarted(at(4), "c", 1, "fast"))
     await anyio.lowlevel.checkpoint()  # the driver calls the logger in the next step of the loop
     assert len(statements) == 2
+    assert store.batches == {"all": 3, "single": 2}
 
 
 async def test_an_open_store_that_only_writes_has_one_connection(store: PostgresStore, dsn: str) -> None:

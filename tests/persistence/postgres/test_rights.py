@@ -78,6 +78,14 @@ async def test_each_right_that_a_run_needs_is_looked_at(dsn: str, reader: str) -
     assert (result.status, result.degraded) == (RunStatus.COMPLETED, ())
 
 
+async def test_a_role_without_rights_is_told_who_grants_them(dsn: str, reader: str) -> None:
+    await execute(dsn, f"REVOKE SELECT ON plait_store FROM {urlsplit(reader).username}")
+    told = "cannot open the store: .*: permission denied for table plait_store; let the owner of the tables GRANT"
+    with pytest.raises(StoreUnusable, match=told):
+        async with PostgresStore(reader, mode="read"):
+            pass
+
+
 async def test_a_role_whose_transactions_are_read_only_is_refused(dsn: str, reader: str) -> None:
     role = urlsplit(reader).username
     await execute(
