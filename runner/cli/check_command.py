@@ -65,9 +65,13 @@ def check_command(
     mistake is listed with its place in the file.
     """
     if prints_schema:
+        if plan is not None or run is not None or inputs:
+            raise click.UsageError("--schema checks nothing; leave PLAN, --run and --set out")
         print_json(plan_schema())
         return COMPLETED
     if run is not None:
+        if inputs:
+            raise click.UsageError("--set is for plans; a run has its inputs")
         return anyio.run(check_again, store_path, run, FileOptions(plan), as_json)
     if plan is None:
         raise click.UsageError("name a plan file, - for standard input, or a run with --run")

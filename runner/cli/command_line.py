@@ -33,7 +33,7 @@ ABORTED = 130
 
 EXIT_CODES: Mapping[int, str] = {
     COMPLETED: "completed; any other command did its work",
-    FAILED: "tasks failed, or the turn of `continue` failed",
+    FAILED: "tasks failed, the turn of `continue` failed, or an answer no longer passes its check (`check --run`)",
     USAGE: "usage or bad input: a mistake in a plan, an unknown run or task, a missing backend, a run that another "
     "process owns, an answer that comes too late",
     STORE: "the store cannot be used, or did not take a part of the run, as on a full disk: `plait resume` runs what "

@@ -121,17 +121,26 @@ run_argument = click.argument("run", shell_complete=complete)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds in a range, with or without a fraction."""
+class Amount(click.FloatRange):
+    """A number from `least` to `most`, with or without a fraction. `unit` says what it is a number of."""
 
-    name = "number of seconds"
+    name = "number"
+
+    def __init__(self, least: float, most: float, unit: str) -> None:
+        super().__init__(least, most)
+        self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number. Fails with click's BadParameter for anything else, `nan` included."""
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
-        return seconds
+        try:
+            amount = float(value)
+        except ValueError:
+            amount = math.nan
+        if math.isnan(amount):
+            example = "" if param is None else f": {param.opts[-1]} 5"
+            self.fail(f"{value!r} is not {self._unit}{example}", param, ctx)
+        converted: float = super().convert(amount, param, ctx)
+        return converted
 
 
 class TasksAtOnce(click.IntRange):
@@ -166,7 +175,7 @@ def budget_options(function: F) -> F:
     )(function)
     return click.option(
         "--budget",
-        type=click.FloatRange(0, MOST_USD),
+        type=Amount(0, MOST_USD, "an amount in US dollars"),
         metavar="USD",
         help="Ask before the run, with all its attempts and resumes, may have spent more than this.",
     )(function)

@@ -29,7 +29,7 @@ from plait.runner.cli.command_options import (
     run_argument,
     store_option,
 )
-from plait.runner.cli.run_report import EXIT_CODES
+from plait.runner.cli.run_report import STATUS_CODES
 from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_note, visible
 from plait.runner.client.store_place import find_run, find_task, read_only_store
 from plait.runner.engine.lease import shown_status
@@ -230,7 +230,7 @@ def _print_end(run: RunRecord, path: StorePlace) -> int:
         print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and no process works on it")
         what = "resume" if status is RunStatus.INTERRUPTED else "answer"
         print_next(path, what, run.run_id)
-    return EXIT_CODES.get(status, CANCELLED)
+    return STATUS_CODES.get(status, CANCELLED)
 
 
 def _reader_is_gone() -> bool:

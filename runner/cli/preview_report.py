@@ -37,10 +37,10 @@ def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) 
     tasks in `effects` again. Return the exit code.
     """
     marked = "has effects: run again only with --again"
-    steps = [replace(step, reason=marked) if step.task_id in effects else step for step in preview.tasks]
-    preview = replace(preview, tasks=steps)
+    steps = (replace(step, reason=marked) if step.task_id in effects else step for step in preview.tasks)
+    preview = replace(preview, tasks=tuple(steps))
     if as_json:
-        run_report.print_json(preview.as_json())
+        run_report.print_json(preview)
         return COMPLETED
     lines: list[tuple[StrEnum, str, bool]] = []
     for step in preview.tasks:
@@ -57,7 +57,7 @@ def print_estimate(estimate: RunEstimate, as_json: bool) -> int:
     code.
     """
     if as_json:
-        run_report.print_json(estimate.as_json())
+        run_report.print_json(estimate)
         return COMPLETED
     for task in [task for task in estimate.tasks if task.prompt][:_PROMPTS]:
         prompt = task.prompt or ""
@@ -68,10 +68,15 @@ def print_estimate(estimate: RunEstimate, as_json: bool) -> int:
     for task in estimate.tasks:
         tokens, price, by = "unknown", "unknown", ""
         if task.usage is not None:
-            tokens, price = _tokens(task.usage), cost(task.usage)
+            used = task.usage.usage
+            tokens, price = _tokens(used), cost(used)
             by = counted(task.earlier_calls, "earlier call") if task.earlier_calls else "assumption"
+            by = by if tokens else ""
+            if task.is_judge and task.earlier_calls:
+                tokens, by = "", "in the task's"
         calls = f"{task.calls:,}" if task.length_is_known else "unknown"
-        rows.append((as_line(task.task_id), calls, as_line(task.backend), tokens, price, by if tokens else ""))
+        name = f"{as_line(task.task_id)}, judge" if task.is_judge else as_line(task.task_id)
+        rows.append((name, calls, as_line(task.backend), tokens, price, by))
     print_line("")
     print_table(rows, 0, [None] * len(rows), frozenset({1, 3, 4}))
     for line in _summarize_estimate(estimate):
@@ -81,17 +86,19 @@ def print_estimate(estimate: RunEstimate, as_json: bool) -> int:
 
 def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
     is_floor = estimate.grows or any(task.usage is None or not task.length_is_known for task in estimate.tasks)
-    tokens = _tokens(estimate.usage)
-    parts = (counted(estimate.calls, "call"), tokens and f"{tokens} tokens", cost(estimate.usage))
+    used = estimate.usage.usage
+    tokens = _tokens(used)
+    parts = (counted(estimate.calls, "call"), tokens and f"{tokens} tokens", cost(used))
     yield f"{'at least' if is_floor else 'about'} {', '.join(filter(None, parts))}"
     if estimate.refused is not None:
         yield f"would be refused: {estimate.refused}"
     elif estimate.budget is not None:
-        at_most = "an unknown sum" if estimate.most_usd is None else f"at most {dollars(estimate.most_usd)}"
-        yield f"{at_most} of the budget of {dollars(estimate.budget)}, without retries"
+        most = "an unknown sum" if estimate.most_usd is None else f"at most {dollars(estimate.most_usd)}"
+        given = "" if estimate.most_usd is None else " and ".join(estimate.most_assumes)
+        yield f"{most} of the budget of {dollars(estimate.budget)}, without retries{f', if {given}' if given else ''}"
     if estimate.like is not None and any(task.earlier_calls for task in estimate.tasks):
-        yield f"by earlier calls: the mean of those of run {estimate.like} of {estimate.like_created_at[:10]}"
-    if estimate.is_assumed:
+        yield f"by earlier calls: the mean of those of run {estimate.like} of {(estimate.like_created_at or '')[:10]}"
+    if estimate.assumed is not None:
         yield (
             f"by assumption: {TOKEN_CHARACTERS} characters for a token, {ANSWER_TOKENS} tokens for an answer, no "
             "retries, nothing from a provider's cache; a pilot (--limit 5) tells more"
@@ -110,7 +117,7 @@ def _tokens(usage: Usage) -> str:
 
 def summarize_reuse(preview: ReusePreview) -> str:
     """Return how many tasks take answers over, how many run, and the cost of these tasks in the earlier run."""
-    parts = [f"{len(preview.steps(ReuseAction.REUSE)):,} reused", _counted(preview.steps(ReuseAction.RUN), "run")]
+    parts = [f"{preview.reuse:,} reused", _counted(preview.steps(ReuseAction.RUN), "run")]
     depends = preview.steps(ReuseAction.DEPENDS)
     for steps, word in (
         ([step for step in depends if not step.runs_if_same], "unless"),
@@ -125,12 +132,7 @@ def tell_paid_again(preview: ReusePreview) -> str | None:
     """Return how many tasks run again although they completed in the earlier run and the caller did not ask for them,
     and why the first does; None without such tasks.
     """
-    fresh = () if preview.reuse is None else preview.reuse.fresh
-    again = [
-        step
-        for step in preview.steps(ReuseAction.RUN)
-        if step.was_completed and step.task_id not in fresh and step.task_id.rpartition(".")[0] not in fresh
-    ]
+    again = [step for step in preview.steps(ReuseAction.RUN) if step.was_completed and not step.is_fresh]
     if not again:
         return None
     first, like = as_line(again[0].task_id), as_line(preview.like)

@@ -52,7 +52,7 @@ _MOST_QUESTIONS = 5
 _PIECE = 1 << 14  # characters
 _PIECES = 64
 """Pieces that are written at once."""
-EXIT_CODES = {
+STATUS_CODES = {
     RunStatus.COMPLETED: COMPLETED,
     RunStatus.FAILED: FAILED,
     RunStatus.WAITING_INPUT: WAITING,
@@ -72,7 +72,7 @@ def exit_code(result: RunResult) -> int:
     """Return the exit code of the command for the result of a run."""
     if result.lost:
         return STORE
-    return EXIT_CODES.get(result.status, CANCELLED)
+    return STATUS_CODES.get(result.status, CANCELLED)
 
 
 def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:

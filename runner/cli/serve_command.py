@@ -19,7 +19,7 @@ from plait.errors import InvalidRequest, PlaitError, RunOwned
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import (
-    Seconds,
+    Amount,
     async_command,
     backend_options,
     concurrency_option,
@@ -72,7 +72,7 @@ DEFAULT_PORT = 8377
 @click.option(
     "--cancel-grace",
     metavar="SECONDS",
-    type=Seconds(0, 86_400),
+    type=Amount(0, 86_400, "a number of seconds"),
     default=CANCEL_GRACE_SECONDS,
     show_default=True,
     help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",

@@ -168,7 +168,7 @@ def _reuse(
     if like is not None:
         run_id = like.like if isinstance(like, ReusePreview) else like
         reuse = ReuseFrom(run_id, tuple(fresh), keep_answers=keep_answers)
-        return reuse, like.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
+        return reuse, like.basis.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
     if fresh:
         raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
     if keep_answers:

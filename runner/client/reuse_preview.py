@@ -15,7 +15,7 @@ from typing import Any
 
 from plait import events
 from plait.errors import DAGError, PlaitError
-from plait.json_form import JsonValue, value
+from plait.json_form import JsonValue
 from plait.persistence.store_records import RunRecord
 from plait.runner.client.run_estimate import runs_taken_over
 from plait.runner.domain.dag import DAG
@@ -43,7 +43,7 @@ from plait.runner.scheduling.slots import SlotPool
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.views.event_sentences import named_tasks
-from plait.runner.views.view_models import usage_fields
+from plait.runner.views.view_models import UsageView, usage_fields, view
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Task, failed_status
 from plait.usage import NO_USAGE, Usage
@@ -60,9 +60,11 @@ class ReuseAction(StrEnum):
     """The task takes its answer over, or is executed, according to the answers of upstream tasks that are executed."""
 
 
-@value
-class ReuseStep:
-    """The action for one task, with the reason."""
+@view
+class ReuseStep(UsageView):
+    """The action for one task, with the reason. The usage is that of the task's last attempt that was a call, in the
+    earlier run or in a run before.
+    """
 
     task_id: str
     action: ReuseAction
@@ -70,31 +72,33 @@ class ReuseStep:
     backend: str
     """The name of the backend in the new run."""
     at_most_once: bool = False
+    is_fresh: bool = False
+    """Whether the caller asked to run the task again."""
     was_completed: bool = False
     """Whether the task completed in the earlier run."""
     keeps_answer: bool = False
     """Whether the answer that the task takes over, or may take over, is that of a person."""
     depends_on: tuple[str, ...] = ()
-    """The upstream tasks whose answers decide, for `DEPENDS`."""
+    """The upstream tasks whose answers decide, for `depends`."""
     runs_if_same: bool = False
-    """For `DEPENDS`: whether the task is executed if the upstream tasks give the same answers as before. Otherwise the
+    """For `depends`: whether the task is executed if the upstream tasks give the same answers as before. Otherwise the
     task takes its answer over then, or is skipped.
     """
-    usage: Usage = NO_USAGE
-    """The usage of the task's last attempt that was a call, in the earlier run or in a run before."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the step as a JSON object; usage is that of the earlier run."""
-        return {
-            "task_id": self.task_id,
-            "action": self.action.value,
-            "reason": self.reason,
-            "depends_on": list(self.depends_on),
-            **usage_fields(self.usage),
-        }
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewBasis:
+    """What a preview was made of."""
+
+    dag: DAG
+    """The graph of the plan."""
+    asked: ReuseFrom
+    """The answers that the run takes over, as asked for."""
+    answers: EarlierAnswers
+    """The answers as read, with the keys of the tasks of the plan that depend on no assumption."""
+
+
+@view
 class ReusePreview:
     """The actions of a run that takes over the answers of the run `like`, without tasks that only gather a list."""
 
@@ -102,23 +106,28 @@ class ReusePreview:
     """The id of the earlier run."""
     created_at: str
     """The time of the creation of the earlier run, UTC in ISO 8601."""
-    tasks: Sequence[ReuseStep]
+    reuse: int
+    """The number of tasks that take their answers over."""
+    run: int
+    """The number of tasks that are executed."""
+    depends: int
+    """The number of tasks of which answers of other tasks decide."""
+    last_time: Mapping[ReuseAction, UsageView]
+    """The usage, in the earlier run, of the tasks that are executed and of those that depend."""
+    tasks: tuple[ReuseStep, ...]
     """The steps, in the order in which the tasks can start."""
-    reuse: ReuseFrom | None = field(default=None, repr=False)
-    """The answers that the run takes over, as asked for."""
-    answers: EarlierAnswers | None = field(default=None, repr=False, compare=False)
-    """The answers as read for the preview, with the keys of the tasks of the plan that depend on no assumption."""
-    dag: DAG | None = field(default=None, repr=False, compare=False)
-    """The graph of the plan."""
+    basis: Any = field(repr=False, compare=False, metadata={"exclude": True})
+    """A `PreviewBasis`; not a part of the JSON."""
 
     def is_of(self, dag: DAG, reuse: ReuseFrom | None) -> bool:
         """Return whether the preview was made of this very graph, with these answers taken over. Without an answer of a
         person in the earlier run, the answers are the same whether or not such answers are kept.
         """
-        mine = self.reuse
-        if mine is not None and reuse is not None and self.answers is not None and not self.answers.persons:
+        basis: PreviewBasis = self.basis
+        mine = basis.asked
+        if reuse is not None and not basis.answers.persons:
             mine = replace(mine, keep_answers=reuse.keep_answers)
-        return self.dag is dag and mine == reuse
+        return basis.dag is dag and mine == reuse
 
     def steps(self, action: ReuseAction) -> list[ReuseStep]:
         """Return the steps with this action."""
@@ -126,14 +135,11 @@ class ReusePreview:
 
     def cost(self, action: ReuseAction) -> Usage:
         """Return the sum of the usage, in the earlier run, of the tasks with this action."""
-        return sum((step.usage for step in self.steps(action)), NO_USAGE)
+        return _total(self.steps(action))
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the preview as a JSON object."""
-        counts = {action.value: len(self.steps(action)) for action in ReuseAction}
-        usages = {action.value: usage_fields(self.cost(action)) for action in (ReuseAction.RUN, ReuseAction.DEPENDS)}
-        tasks = [step.as_json() for step in self.tasks]
-        return {"like": self.like, "created_at": self.created_at, **counts, "last_time": usages, "tasks": tasks}
+
+def _total(steps: Iterable[ReuseStep]) -> Usage:
+    return sum((step.usage for step in steps), NO_USAGE)
 
 
 async def preview_reuse(
@@ -154,7 +160,20 @@ async def preview_reuse(
     await executor.run()
     foresight = executor.outcomes
     assert isinstance(foresight, _Foresight)
-    return ReusePreview(reuse.like, run.record.created_at, foresight.steps, reuse, answers, plan)
+    steps = {action: [one for one in foresight.steps if one.action is action] for action in ReuseAction}
+    return ReusePreview(
+        like=reuse.like,
+        created_at=run.record.created_at,
+        reuse=len(steps[ReuseAction.REUSE]),
+        run=len(steps[ReuseAction.RUN]),
+        depends=len(steps[ReuseAction.DEPENDS]),
+        last_time={
+            action: UsageView(**usage_fields(_total(steps[action])))
+            for action in (ReuseAction.RUN, ReuseAction.DEPENDS)
+        },
+        tasks=tuple(foresight.steps),
+        basis=PreviewBasis(plan, reuse, answers),
+    )
 
 
 async def _usages(run: StoredRun) -> dict[int, Usage]:
@@ -364,16 +383,17 @@ class _Foresight(OutcomeHandler):
         if earlier is None:
             earlier = self._earlier_position(position)
         step = ReuseStep(
-            task.id,
-            action,
-            reason,
-            self._run.task_backends[position],
+            task_id=task.id,
+            action=action,
+            reason=reason,
+            backend=self._run.task_backends[position],
             at_most_once=task.at_most_once,
+            is_fresh=self._answers.is_fresh(self._state, position),
             was_completed=earlier is not None and self._like.state.statuses[earlier] is TaskStatus.COMPLETED,
             keeps_answer=answer is not None and answer.source.startswith(KEPT),
             depends_on=tuple(self._state.dag.tasks[place].id for place in depends_on),
             runs_if_same=answer is None and bool(depends_on) if runs_if_same is None else runs_if_same,
-            usage=NO_USAGE if earlier is None else self._usages.get(earlier, NO_USAGE),
+            **usage_fields(NO_USAGE if earlier is None else self._usages.get(earlier, NO_USAGE)),
         )
         self.steps.append(step)
 

@@ -19,13 +19,14 @@ from plait.backends.prices import UNBILLED, Prices, billing_of, load
 from plait.errors import DAGError, InvalidRequest, PromptError, RunNotFound
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import named, rendered
+from plait.runner.engine.answer_check import VERDICT
 from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
-from plait.runner.engine.worst_case import WorstCases, calls_of
+from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, WorstCases, calls_of, tokens_in
 from plait.runner.reuse.earlier_answers import ReuseFrom
 from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
 from plait.runner.state.task_files import files_of
-from plait.runner.views.view_models import usage_fields
+from plait.runner.views.view_models import UsageView, usage_fields, view
 from plait.task import COMMAND_BACKEND, TEXT, Call, Task
 from plait.usage import NO_USAGE, Usage
 
@@ -33,93 +34,93 @@ TOKEN_CHARACTERS = 4
 """The number of characters that are assumed for a token."""
 ANSWER_TOKENS = 500
 """The number of tokens that are assumed for an answer."""
+_ANY_LENGTH = 1_000_000  # tokens: whether the worst case depends on what is sent
 
 
-@dataclass(frozen=True, slots=True)
+@view
 class TaskEstimate:
-    """The calls of a task, or of all parts of a `for_each`."""
+    """The calls of a task or of all parts of a `for_each`, or those that judge their answers."""
 
     task_id: str
     """The id of the task, or of the parts' whole."""
+    is_judge: bool = False
+    """True for the calls of the judge in the task's check."""
     backend: str
     calls: int
     """The number of calls, without retries; 1 for a list of unknown length, or each time for a loop."""
-    usage: Usage | None
-    """The sum over the calls; None if unknown before a run."""
-    earlier_calls: int
-    """The number of calls in earlier runs whose mean `usage` is; 0 if it is assumed."""
-    prompt: str | None
-    """The prompt of the first call; None if it reads results."""
     length_is_known: bool = True
     """False for a list or a loop whose length only the run can tell."""
+    earlier_calls: int
+    """The number of calls in earlier runs whose mean `usage` is; 0 if it is assumed."""
+    prompt: str | None = None
+    """The prompt of the first call; null if it reads results."""
     most_usd: float | None = None
-    """The most that the calls cost without retries, in US dollars; None if that cannot be stated."""
+    """The most that these calls cost without retries, in US dollars, if the answers that they read are as long as
+    assumed; null if that cannot be stated.
+    """
+    most_is_assumed: bool = False
+    """True if `most_usd` rests on the length of answers."""
+    usage: UsageView | None = None
+    """The sum over the calls; null if unknown before a run. That of a judge is in the task's if earlier calls count."""
 
 
-@dataclass(frozen=True, slots=True)
+@view
+class EstimateAssumptions:
+    """What is assumed of calls without an earlier call."""
+
+    characters_per_token: int = TOKEN_CHARACTERS
+    tokens_per_answer: int = ANSWER_TOKENS
+
+
+@view
 class RunEstimate:
     """The calls of a run, in the order of the plan."""
 
-    tasks: Sequence[TaskEstimate]
+    calls: int
+    """The number of calls."""
+    usage: UsageView
+    """The sum over all calls whose usage is known."""
+    most_usd: float | None
+    """The most that the counted calls cost without retries, in US dollars; null if that cannot be stated."""
+    most_assumes: tuple[str, ...]
+    """What `most_usd` assumes, in words; empty if no run without retries costs more."""
+    budget: float | None
+    """What the run may spend, in US dollars; null for no limit."""
+    refused: str | None
+    """Why a run with this budget is refused; null if it is not."""
     like: str | None
-    """The id of the earlier run whose calls count; None without one."""
-    like_created_at: str
-    """The time of the creation of that run, UTC in ISO 8601; empty without one."""
+    """The id of the earlier run whose calls count; null without one."""
+    like_created_at: str | None
+    """The time of the creation of that run."""
     grows: bool
     """Whether the run may add tasks that are not counted."""
-    budget: float | None = None
-    """What the run may spend, in US dollars; None for no limit."""
-    refused: str | None = None
-    """Why a run with this budget is refused; None if it is not."""
+    assumed: EstimateAssumptions | None
+    """Null if no usage is assumed."""
+    tasks: tuple[TaskEstimate, ...]
 
-    @property
-    def most_usd(self) -> float | None:
-        """The most that all calls cost without retries, in US dollars; None if that cannot be stated."""
-        each = [task.most_usd for task in self.tasks]
-        return None if None in each else sum(one for one in each if one is not None)
 
-    @property
-    def calls(self) -> int:
-        """The number of calls."""
-        return sum(task.calls for task in self.tasks)
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What is sent with a call."""
 
-    @property
-    def usage(self) -> Usage:
-        """The sum over all calls whose usage is known."""
-        return sum((task.usage for task in self.tasks if task.usage is not None), NO_USAGE)
+    characters: int
+    tokens: int
+    """The most tokens, without the schema."""
+    reads_answers: bool
+    """Whether answers are a part, each of which is assumed to have `ANSWER_TOKENS`."""
 
-    @property
-    def is_assumed(self) -> bool:
-        """Whether a usage is assumed."""
-        return any(task.usage not in {None, NO_USAGE} and not task.earlier_calls for task in self.tasks)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the estimate as a JSON object."""
-        tasks = [
-            {
-                "task_id": task.task_id,
-                "backend": task.backend,
-                "calls": task.calls,
-                "length_is_known": task.length_is_known,
-                "earlier_calls": task.earlier_calls,
-                "prompt": task.prompt,
-                "most_usd": task.most_usd,
-                "usage": None if task.usage is None else usage_fields(task.usage),
-            }
-            for task in self.tasks
-        ]
-        assumed = {"characters_per_token": TOKEN_CHARACTERS, "tokens_per_answer": ANSWER_TOKENS}
-        return {
-            "calls": self.calls,
-            "usage": usage_fields(self.usage),
-            "most_usd": self.most_usd,
-            "budget": self.budget,
-            "refused": self.refused,
-            "like": self.like,
-            "grows": self.grows,
-            "assumed": assumed if self.is_assumed else None,
-            "tasks": tasks,
-        }
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """The calls of an estimate that still lacks the usage."""
+
+    estimate: TaskEstimate
+    task: Task
+    """What is asked: the model and the schema count."""
+    sent: Sequence[_Sent]
+    """What each call sends, or all of them alike."""
+    seen: Sequence[Usage] = ()
+    """The earlier calls."""
 
 
 async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, *, grows: bool) -> RunEstimate:
@@ -128,7 +129,7 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     BackendMissing, StoreError.
     """
     names = backend_names(dag, config)
-    usages = dict[str, list[Usage]]() if earlier is None else await _usages(earlier)
+    usages = dict[str, dict[str, Usage]]() if earlier is None else await _usages(earlier)
     groups: dict[str, list[int]] = {}
     for position, task in enumerate(dag):
         if task.vote is not None:
@@ -141,7 +142,6 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         length = len(positions) if over is None else _length(dag.tasks[positions[0]], dag, earlier)
         counts[group] = (1, False) if length is None else (length, True)
         prompts.repeat[group] = counts[group][0]
-    prices, now = Prices(config.prices), config.clock.wall()
     worst, refused = WorstCases(config.backends, config.prices, config.clock), None
     if config.budget is not None:
         try:
@@ -151,53 +151,131 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
             await worst.require(asked_of, unpriced=config.unpriced)
         except InvalidRequest as error:
             refused = str(error)
-    asked: list[tuple[TaskEstimate, Task, int, list[Usage]]] = []
-    """Each task without its usage, the number of characters sent for it, and its calls in earlier runs."""
+    asked: list[_Calls] = []
     for group, positions in groups.items():
-        calls, length_is_known = counts[group]
+        times, length_is_known = counts[group]
         task, name = dag.tasks[positions[0]], names[positions[0]]
         if task.call is not None:
-            asked += _called(task.call, group, config.default, usages, calls)
+            asked += _called(task.call, group, config.default, usages, times, earlier)
             continue
-        characters = sum(prompts.characters(position) for position in positions)
-        seen, first = usages.get(group, []), prompts.rendered.get(positions[0])
-        estimate = TaskEstimate(group, name, calls, None, len(seen), prompt=first, length_is_known=length_is_known)
-        asked.append((estimate, task, characters * calls // len(positions), seen))
-    tasks: list[TaskEstimate] = []
-    for estimate, task, characters, seen in asked:
-        backend = config.backends[estimate.backend]
-        usage = _mean(seen, estimate.calls) or _assumed(task, backend, characters, estimate.calls)
-        if usage is not None and usage.cost_is_unknown:
-            billing = billing_of(backend)
-            if prices.needs_list(usage, billing):
-                await run_sync(load)
-            longest = ceil(usage.input_tokens / estimate.calls) if estimate.calls else 0
-            usage = prices.priced(usage, billing, longest, at=now)
-        sent = ceil(characters / estimate.calls) if estimate.calls else 0
-        most = worst.of_call(estimate.backend, task.model, sent, task.output_schema)
-        most = None if most is None else most * estimate.calls
-        tasks.append(replace(estimate, usage=usage, most_usd=most))
-    like, created_at = (None, "") if earlier is None else (earlier.record.run_id, earlier.record.created_at)
+        sent, seen = [prompts.sent(position) for position in positions], list(usages.get(group, {}).values())
+        estimate = TaskEstimate(
+            task_id=group,
+            backend=name,
+            calls=times,
+            length_is_known=length_is_known,
+            earlier_calls=len(seen),
+            prompt=prompts.rendered.get(positions[0]),
+        )
+        calls = _Calls(estimate, task, sent, seen)
+        asked.append(calls)
+        if task.check is not None and task.check.judge is not None:
+            asked.append(_judged(calls, task.check.backend or name, task.check.judge, worst.answer_tokens(name)))
+    tasks = [await _estimated(calls, config, worst) for calls in asked]
+    known = [task.usage.usage for task in tasks if task.usage is not None]
+    costs = [task.most_usd for task in tasks]
     grows = grows or any(task.adds_tasks for task in dag)
-    return RunEstimate(tasks, like, created_at, grows, config.budget, refused)
+    has_lists = any(task.for_each is not None or (task.call is not None and task.call.is_loop) for task in dag)
+    assumptions = {
+        "no list or loop is longer than counted": has_lists,
+        f"answers that are read have at most {ANSWER_TOKENS} tokens": any(task.most_is_assumed for task in tasks),
+        "no task is added": grows,
+    }
+    is_assumed = any(
+        task.usage is not None and task.usage.usage != NO_USAGE and not task.earlier_calls for task in tasks
+    )
+    return RunEstimate(
+        calls=sum(task.calls for task in tasks),
+        usage=UsageView(**usage_fields(sum(known, NO_USAGE))),
+        most_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
+        most_assumes=tuple(text for text, is_made in assumptions.items() if is_made),
+        budget=config.budget,
+        refused=refused,
+        like=None if earlier is None else earlier.record.run_id,
+        like_created_at=None if earlier is None else earlier.record.created_at,
+        grows=grows,
+        assumed=EstimateAssumptions() if is_assumed else None,
+        tasks=tuple(tasks),
+    )
+
+
+async def _estimated(calls: _Calls, config: RunOptions, worst: WorstCases) -> TaskEstimate:
+    """Return the estimate with the usage and the most that the calls cost."""
+    estimate, task, number = calls.estimate, calls.task, calls.estimate.calls
+    backend, prices = config.backends[estimate.backend], Prices(config.prices)
+    characters = sum(one.characters for one in calls.sent) * number // len(calls.sent)
+    if estimate.is_judge and calls.seen:
+        usage: Usage | None = NO_USAGE  # a part of the task's
+    else:
+        usage = _mean(calls.seen, number) or _assumed(task, backend, characters, number)
+    if usage is not None and usage.cost_is_unknown:
+        billing = billing_of(backend)
+        if prices.needs_list(usage, billing):
+            await run_sync(load)
+        usage = prices.priced(usage, billing, ceil(usage.input_tokens / number), at=config.clock.wall())
+
+    def most(more: int = 0) -> float | None:
+        costs = [
+            worst.of_call(estimate.backend, task.model, one.tokens + more, task.output_schema) for one in calls.sent
+        ]
+        return None if None in costs else sum(cost for cost in costs if cost is not None) * number / len(costs)
+
+    most_usd = most()
+    return replace(
+        estimate,
+        usage=None if usage is None else UsageView(**usage_fields(usage)),
+        most_usd=most_usd,
+        most_is_assumed=any(one.reads_answers for one in calls.sent) and most_usd != most(_ANY_LENGTH),
+    )
+
+
+def _judged(calls: _Calls, judge: str, prompt: str, answer: int) -> _Calls:
+    """Return the calls of the judge of the answers of `calls`, which have `answer` tokens at most; 0 if that is
+    unknown. The judge may be shown all that was sent.
+    """
+    estimate = replace(calls.estimate, backend=judge, is_judge=True, prompt=None)
+    sent = [
+        _Sent(
+            len(prompt) + TOKEN_CHARACTERS * ANSWER_TOKENS,
+            one.tokens + (answer or ANSWER_TOKENS) + tokens_in(prompt),
+            one.reads_answers or not answer,
+        )
+        for one in calls.sent
+    ]
+    return _Calls(estimate, Task(estimate.task_id, prompt, output_schema=VERDICT), sent, calls.seen)
 
 
 def _called(
-    call: Call, group: str, default: str, usages: Mapping[str, list[Usage]], times: int
-) -> Iterator[tuple[TaskEstimate, Task, int, list[Usage]]]:
-    """Yield the tasks of a plan that is called `times` times. A loop has the rounds of the earlier run, else an unknown
+    call: Call,
+    group: str,
+    default: str,
+    usages: Mapping[str, Mapping[str, Usage]],
+    times: int,
+    earlier: StoredRun | None,
+) -> Iterator[_Calls]:
+    """Yield the calls of a plan that is called `times` times. A loop has the rounds of the earlier run, else an unknown
     number.
     """
     for part in call.tasks:
         name = part.get("backend") or (COMMAND_BACKEND if part.get("run") else default)
-        is_same = re.compile(rf"{re.escape(group)}\..*(?<=\.){re.escape(part['id'])}")
-        seen = [usage for task_id, used in usages.items() if is_same.fullmatch(task_id) for usage in used]
-        calls, is_known = (len(seen) or times, bool(seen)) if call.is_loop else (times, True)
-        task = Task(part["id"], part.get("prompt") or "", backend=name, model=part.get("model"))
+        is_same = re.compile(rf"{re.escape(group)}\..*(?<=\.){re.escape(part['id'])}").fullmatch
+        seen = [usage for used in usages.values() for task_id, usage in used.items() if is_same(task_id)]
+        state = None if earlier is None else earlier.state
+        rounds = 0 if state is None else sum(bool(is_same(one.id)) and state.is_completed(one.id) for one in state.dag)
+        number, is_known = (rounds or times, rounds > 0) if call.is_loop else (times, True)
         estimate = TaskEstimate(
-            f"{group}.{part['id']}", name, calls, None, len(seen), prompt=None, length_is_known=is_known
+            task_id=f"{group}.{part['id']}",
+            backend=name,
+            calls=number,
+            length_is_known=is_known,
+            earlier_calls=len(seen),
         )
-        yield estimate, task, len(task.prompt) * calls, seen
+        prompt = part.get("prompt") or ""
+        task = Task(part["id"], prompt, backend=name, model=part.get("model"))
+        yield (calls := _Calls(estimate, task, [_Sent(len(prompt), tokens_in(prompt), reads_answers=True)], seen))
+        check: Mapping[str, Any] = part.get("check") or {}
+        if check.get("judge"):
+            yield _judged(calls, check.get("backend") or name, check["judge"], 0)
 
 
 async def runs_taken_over(run: StoredRun) -> AsyncIterator[StoredRun]:
@@ -213,13 +291,15 @@ async def runs_taken_over(run: StoredRun) -> AsyncIterator[StoredRun]:
             return
 
 
-async def _usages(run: StoredRun) -> dict[str, list[Usage]]:
-    """Return the usage of each completed call, by the id of the task or of the parts' whole."""
-    usages: dict[str, list[Usage]] = {}
+async def _usages(run: StoredRun) -> dict[str, dict[str, Usage]]:
+    """Return the usage of the newest completed call of each task, by the id of the task or of the parts' whole, and by
+    the id of the task.
+    """
+    usages: dict[str, dict[str, Usage]] = {}
     async for each in runs_taken_over(run):
         for task, record in zip(each.state.dag, each.tasks, strict=True):
             if record.usage != NO_USAGE and each.state.is_completed(task.id):
-                usages.setdefault(group_of(task.id, task.item) or task.id, []).append(record.usage)
+                usages.setdefault(group_of(task.id, task.item) or task.id, {}).setdefault(task.id, record.usage)
     return usages
 
 
@@ -257,36 +337,46 @@ def _assumed(task: Task, backend: Backend, characters: int, calls: int) -> Usage
 
 
 class _Prompts:
-    """The prompts of a DAG, rendered where they read no result, and the number of their characters."""
+    """The prompts of a DAG, rendered where they read no result, and what is sent with them."""
 
     def __init__(self, dag: DAG) -> None:
         self.rendered: dict[int, str] = {}
         self.repeat: dict[str, int] = {}
         """The number of results of a task with `for_each` over the answer of a task."""
         self._dag = dag
-        self._known: dict[int, int] = {}
+        self._known: dict[int, _Sent] = {}
 
-    def characters(self, position: int) -> int:
-        """Return the number of characters that are sent for the task, the conversation that it continues included."""
+    def sent(self, position: int) -> _Sent:
+        """Return what is sent for the task, the conversation that it continues included."""
         if position not in self._known:
             self._known[position] = self._count(position)
         return self._known[position]
 
-    def _count(self, position: int) -> int:
-        dag, answer = self._dag, ANSWER_TOKENS * TOKEN_CHARACTERS
-        task = dag.tasks[position]
-        texts = (task.system or "", json.dumps(task.output_schema) if task.output_schema else "")
-        count = sum(map(len, texts))
-        count += sum(Path(file.path).stat().st_size for file in files_of(task) if file.media_type == TEXT)
-        if task.continues is not None:
-            count += self.characters(dag.position(task.continues)) + answer
+    def _count(self, position: int) -> _Sent:
+        dag, task = self._dag, self._dag.tasks[position]
+        texts, answers = [task.system or ""], 0
         names = named(replace(task, when=None))
         names |= set(task.upstream if "results" in names else ())
         results = sum(self.repeat.get(name, 1) for name in names if name in dag)
         if results or task.for_each is not None:
-            return count + len(task.prompt) + answer * (results + ("item" in names))
-        try:
-            self.rendered[position] = text = rendered(task, dag, {})
-        except PromptError as error:
-            self.rendered[position] = text = f"this prompt cannot be rendered: {error}"
-        return count + len(text)
+            texts.append(task.prompt)
+            answers = results + ("item" in names)
+        else:
+            try:
+                text = rendered(task, dag, {})
+            except PromptError as error:
+                text = f"this prompt cannot be rendered: {error}"
+            self.rendered[position] = text
+            texts.append(text)
+        characters, tokens = sum(map(len, texts)), tokens_in(*texts)
+        characters += len(json.dumps(task.output_schema)) if task.output_schema else 0
+        for file in files_of(task):
+            size = Path(file.path).stat().st_size
+            characters += size if file.media_type == TEXT else 0
+            tokens += size if file.media_type == TEXT else max(size, ATTACHMENT_TOKENS)
+        if task.continues is not None:
+            before = self.sent(dag.position(task.continues))
+            characters, tokens, answers = characters + before.characters, tokens + before.tokens, answers + 1
+        return _Sent(
+            characters + answers * ANSWER_TOKENS * TOKEN_CHARACTERS, tokens + answers * ANSWER_TOKENS, answers > 0
+        )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plait.runner.cli.command_line import EXIT_CODES
 from tests.support.processes.command import plait_here
 
 PLAN = """
@@ -44,6 +45,7 @@ def test_what_no_longer_passes_is_said() -> None:
     told = json.loads(plait_here(Path(), "check", "--run", "last", "--json").out)
     assert (told["failed"], [each["passes"] for each in told["checks"]]) == (1, [False, True])
     assert told["checks"][1]["output"] == "hi"
+    assert "(`check --run`)" in EXIT_CODES[one.code]
 
 
 def test_a_command_that_the_plan_file_no_longer_has_is_not_run() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 
+from plait.runner.client.run_estimate import RunEstimate
+from plait.runner.views.view_models import json_schema
 from tests.support.processes.command import Done, plait
 from tests.support.wire import ChatCompletions, events, serve
 
@@ -96,3 +98,83 @@ async def test_a_dry_run_stores_nothing_for_a_worker_either(tmp_path: Path) -> N
     (tmp_path / "plan.yaml").write_text(PLAN.format(url="http://127.0.0.1:9"))
     assert plait(tmp_path, "run", "plan.yaml", "--dry-run", "--queue").code == 2
     assert plait(tmp_path, "run", "plan.yaml", "--fresh", "mood").code == 2
+
+
+BUDGETED = """
+name: limited
+budget: 9
+backends: {{api: {{kind: openai, model: m, base_url: "{url}/v1", api_key_env: NO_KEY, max_tokens: 400}}}}
+prices: {{m: {{input: 1000, output: 10000}}}}
+tasks:
+"""
+
+
+async def test_the_most_that_a_run_costs_names_what_it_assumes(tmp_path: Path) -> None:
+    head = BUDGETED.format(url="http://127.0.0.1:9")
+    lists = "  - {id: find, prompt: x, output_schema: {type: array}}\n  - {id: read, for_each: find, prompt: y}\n"
+    loop = "  - id: fix\n    loop: {max: 3, until: \"'ok' in {{ say }}\", tasks: [{id: say, prompt: hi}]}\n"
+    reads = "  - {id: a, prompt: x}\n  - {id: b, prompt: '{{ a }}', depends_on: a}\n"
+    long, added = "no list or loop is longer than counted", "no task is added"
+    read = "answers that are read have at most 500 tokens"
+    for tasks, assumed in (
+        ("  - {id: a, prompt: x}\n", []),
+        (reads, [read]),
+        (lists, [long]),
+        (loop, [long, read]),
+        ("  - {id: more, prompt: more, output: tasks}\n", [added]),
+    ):
+        (tmp_path / "plan.yaml").write_text(head + tasks)
+        out = (await command(tmp_path, "run", "plan.yaml", "--dry-run")).out
+        (line,) = [line for line in out.splitlines() if "of the budget" in line]
+        assert line.startswith("at most $")
+        told = f", if {' and '.join(assumed)}" if assumed else ""
+        assert line.partition(" of the budget ")[2] == f"of $9.00, without retries{told}"
+        value = (await command(tmp_path, "run", "plan.yaml", "--dry-run", "--json")).value
+        assert value["most_assumes"] == assumed
+
+
+async def test_the_most_counts_a_token_for_each_byte(tmp_path: Path) -> None:
+    head = BUDGETED.format(url="http://127.0.0.1:9")
+    most = list[float]()
+    for prompt in ("aaaaaaaaaaaa", "日日日日"):
+        (tmp_path / "plan.yaml").write_text(f"{head}  - {{id: a, prompt: {prompt}}}\n")
+        most.append((await command(tmp_path, "run", "plan.yaml", "--dry-run", "--json")).value["most_usd"])
+    assert most[0] == most[1] == pytest.approx((1012 * 1000 + 400 * 10000) / 1_000_000)
+
+
+async def test_judges_are_calls_too(tmp_path: Path) -> None:
+    plan = BUDGETED.format(url="http://127.0.0.1:9") + (
+        "  - {id: a, prompt: hello, check: {judge: 'Is this polite? {{ answer }}'}}\n"
+        "  - {id: b, prompt: hello, repeat: 3, vote: {best: 'Take the shortest.'}}\n"
+    )
+    (tmp_path / "plan.yaml").write_text(plan)
+    out = (await command(tmp_path, "run", "plan.yaml", "--dry-run")).out
+    assert "\na, judge      1  api " in out
+    assert "\nabout 6 calls, " in out  # a task, its judge, three samples and the judge of these
+    value = (await command(tmp_path, "run", "plan.yaml", "--dry-run", "--json")).value
+    task, judge = value["tasks"][:2]
+    assert (task["task_id"], task["is_judge"], judge["task_id"], judge["is_judge"]) == ("a", False, "a", True)
+    assert judge["usage"]["input_tokens"] > 500 < judge["usage"]["cost_usd"] * 1000
+    # The judge reads what was sent and the longest answer, and asks for an answer that fits its schema again.
+    assert judge["most_usd"] > 2 * task["most_usd"]
+    assert value["most_assumes"] == ["answers that are read have at most 500 tokens"]  # the judge of the samples
+    schema = json_schema(RunEstimate)
+    assert schema["properties"].keys() == value.keys()
+    assert schema["$defs"]["TaskEstimate"]["properties"].keys() == judge.keys()
+
+
+async def test_a_loop_has_the_rounds_of_the_newest_run(tmp_path: Path) -> None:
+    no, yes = (
+        events([WIRE.chunk({"delta": {"content": text}, "finish_reason": "stop"}), WIRE.chunk(None, usage=USED)])
+        for text in ("no", "yes")
+    )
+    loop = "  - id: fix\n    loop: {{max: 5, until: \"'yes' in {{{{ say }}}}\", tasks: [{{id: say, prompt: {}}}]}}\n"
+    async with serve(no, no, yes, no, yes) as server:
+        head = BUDGETED.format(url=server.url).replace("budget: 9", "")
+        for words, like in (("one", ()), ("two", ("--like", "last"))):
+            (tmp_path / "plan.yaml").write_text(head + loop.format(words))
+            await command(tmp_path, "run", "plan.yaml", "-q", *like)
+        assert len(server.requests) == 5
+        (task,) = (await command(tmp_path, "run", "plan.yaml", "--dry-run", "--json")).value["tasks"]
+    assert (task["task_id"], task["calls"], task["length_is_known"]) == ("fix.say", 2, True)
+    assert (task["earlier_calls"], task["usage"]["input_tokens"]) == (3, 200)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from plait.results import ReusePreview
+from plait.runner.views.view_models import json_schema
 from tests.support.processes.command import Terminal, environment, plait, plait_here
 
 FUNCTIONS = """
@@ -60,6 +62,9 @@ def test_a_dry_run_names_each_task_and_calls_and_stores_nothing(folder: Path) ->
 def test_the_dry_run_as_json(folder: Path) -> None:
     value = plait_here(folder, "run", "plan.yaml", "--like", "last", "--fresh", "c", "--dry-run", "--json").value
     assert (value["reuse"], value["run"], value["depends"]) == (2, 1, 0)
+    schema = json_schema(ReusePreview)
+    assert schema["properties"].keys() == value.keys()
+    assert schema["$defs"]["ReuseStep"]["properties"].keys() == value["tasks"][0].keys()
     assert {task["task_id"]: task["action"] for task in value["tasks"]} == {"a": "reuse", "b": "reuse", "c": "run"}
 
 

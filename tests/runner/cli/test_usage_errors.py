@@ -19,15 +19,34 @@ from tests.support.processes.command import plait_here
         ("exprot", "no such command 'exprot'; did you mean 'export'?; see `plait --help`"),
         (
             "serve --cancel-grace x",
-            "invalid value for '--cancel-grace': 'x' is not a valid number of seconds; see `plait serve --help`",
+            "invalid value for '--cancel-grace': 'x' is not a number of seconds: --cancel-grace 5; "
+            "see `plait serve --help`",
         ),
         (
             "serve --cancel-grace nan",
-            "invalid value for '--cancel-grace': 'nan' is not a valid number of seconds; see `plait serve --help`",
+            "invalid value for '--cancel-grace': 'nan' is not a number of seconds: --cancel-grace 5; "
+            "see `plait serve --help`",
         ),
         (
             "serve --cancel-grace -0.5",
             "invalid value for '--cancel-grace': -0.5 is not in the range 0<=x<=86400; see `plait serve --help`",
+        ),
+        (
+            "run plan.yaml --budget x",
+            "invalid value for '--budget': 'x' is not an amount in US dollars: --budget 5; see `plait run --help`",
+        ),
+        (
+            "resume --budget nan",
+            "invalid value for '--budget': 'nan' is not an amount in US dollars: --budget 5; see `plait resume --help`",
+        ),
+        ("check --run last --set a=b", "--set is for plans; a run has its inputs; see `plait check --help`"),
+        (
+            "check --schema --run last",
+            "--schema checks nothing; leave PLAN, --run and --set out; see `plait check --help`",
+        ),
+        (
+            "check --schema plan.yaml",
+            "--schema checks nothing; leave PLAN, --run and --set out; see `plait check --help`",
         ),
         (
             "serve --port 65536",
