@@ -21,21 +21,26 @@ _PHRASES: Sequence[tuple[ErrorKind, Sequence[str]]] = (
                               "missing source rollout", "thread not found")),
     # Another process holds the session, or held it a moment ago.
     (ErrorKind.TRANSIENT, ("already in use", "active writer")),
-    (ErrorKind.INVALID_REQUEST, ("error: unknown option", "error: unexpected argument", "error: invalid value",
-                                 "error: --json-schema is not", "error loading config", "is invalid. allowed choices",
-                                 "configuration value not found", "not inside a trusted directory",
-                                 "root/sudo privileges")),
+    (ErrorKind.INVALID_REQUEST, ("\nerror: unknown option", "\nerror: unexpected argument", "\nerror: invalid value",
+                                 "\nerror: --json-schema is not", "\nerror loading config",
+                                 "is invalid. allowed choices", "configuration value not found",
+                                 "not inside a trusted directory", "root/sudo privileges")),
     (ErrorKind.AUTH, ("quota exceeded. check your plan", "out of credits", "with your chatgpt plan, upgrade",
                       "missing environment variable")),
-    (ErrorKind.REFUSED, ("was flagged", "request was blocked", "usage policy")),
-    (ErrorKind.OVERLOADED, ("at capacity", THROTTLED)),
+    (ErrorKind.REFUSED, ("was flagged", "request was blocked")),
+    (ErrorKind.OVERLOADED, (THROTTLED,)),
     (ErrorKind.RATE_LIMITED, ("usage limit", "rate limit")),
     (ErrorKind.CONTEXT_OVERFLOW, ("prompt is too long", "context window", "exceeds the maximum length")),
+    (ErrorKind.OVERLOADED, ("at capacity",)),
+    (ErrorKind.REFUSED, ("usage policy",)),
     (ErrorKind.AUTH, ("not logged in", "please run /login", "please log in", "log in again", "invalid api key",
                       "incorrect api key", "api key not valid", "missing api key", "no api key", "token has expired",
                       "authentication failed", "authentication_error", "unauthorized")),
 )  # fmt: skip
-"""Parts of the messages of all agents in lower case, and the kind of each. The first match counts."""
+"""Parts of the messages of all agents in lower case, and the kind of each. The first match counts. A part that begins
+with a line end stands at the start of a line: a model, or a tool, may quote an option parser in the middle of one.
+"""
+_LIMITS = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
 WORDS: Mapping[str, ErrorKind] = {
     **dict.fromkeys(("authentication_failed", "billing_error", "account_on_hold", "verification_required",
                      "cloud_credential_error", "oauth_org_not_allowed"), ErrorKind.AUTH),
@@ -48,8 +53,8 @@ _KEYS = re.compile(r"\b(?:sk-|AIza|gh[opsu]_|github_pat_|eyJ)[\w.-]{8,}|\bBearer
 _BELOW = (" ", "\t", "Node.js v", "Bun v", "note: run with")
 """Starts of lines that say where an error occurred, or in which version, but not its cause."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_REASON = re.compile(r"\breason: (\w+)")
-"""The reason for the end of an answer."""
+_REASON = re.compile(r"\breason: (\w{1,60})\W{0,10}\Z")
+"""The reason for the end of an answer, which is the end of the message."""
 _STATUS = re.compile(r'(?:\bstatus|\bAPI Error|"code)"?:? *(?:code )?([45]\d\d)\b', re.IGNORECASE)
 
 
@@ -60,18 +65,20 @@ class SchemaRefused(BackendError):  # noqa: N818
         super().__init__(ErrorKind.INVALID_REQUEST, safe_line(message))
 
 
-def by_phrase(message: str) -> ErrorKind | None:
+def by_phrase(message: str, status: int = 0) -> ErrorKind | None:
     """Return the kind of the error in `message` by the words of agents; None if they say nothing known."""
-    lowered = message[:2000].lower()
+    lowered = f"\n{message[:2000].lower()}"
     kind = next((kind for kind, phrases in _PHRASES if any(phrase in lowered for phrase in phrases)), None)
-    reason = None if kind else _REASON.search(lowered)
+    if kind is ErrorKind.REFUSED and (limit := kind_of(status or status_in(message), (), message)) in _LIMITS:
+        return limit  # such as "429 Too Many Requests, see our usage policy": a limit is a wait
+    reason = None if kind else _REASON.search(message[-100:].lower())
     return kind_of_reason(reason[1]) if reason else kind
 
 
 def classify(message: str, status: int = 0, words: Sequence[str] = ()) -> ErrorKind:
     """Return the kind of the error in `message`, given its HTTP `status` and machine-readable `words` if known."""
     status = status or status_in(message)
-    return by_phrase(message) or kind_of(status, words, message)
+    return by_phrase(message, status) or kind_of(status, words, message)
 
 
 def kind_of_failure(message: str) -> tuple[ErrorKind, str]:
@@ -104,7 +111,7 @@ def failure(
     continues_session: bool = False,
 ) -> BackendError:
     """Return the error. `wait` counts only for limits; `continues_session` is ignored for a lost session."""
-    hint = wait if kind in {ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED} else None
+    hint = wait if kind in _LIMITS else None
     continues = continues_session and kind is not ErrorKind.SESSION_LOST
     return BackendError(kind, safe_line(message), retry_after=hint, usage=usage, continues_session=continues)
 

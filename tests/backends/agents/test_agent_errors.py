@@ -56,6 +56,33 @@ def test_a_phrase_counts_before_the_status(message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "status", "kind"),
+    [
+        ("Too many requests, see our usage policy", 429, "rate_limited"),
+        ("API Error: 429 Too many requests, see our usage policy", 0, "rate_limited"),
+        ("Your request was blocked: too many requests", 429, "rate_limited"),
+        ("You've hit your weekly limit, see our usage policy", 0, "rate_limited"),
+        ("API Error: 529 busy, see our usage policy", 0, "overloaded"),
+        ("Rate limit exceeded: see our usage policy", 0, "rate_limited"),
+        ("The context window is at capacity", 0, "context_overflow"),
+        ("The model is at capacity", 0, "overloaded"),
+        ("The tool said: error: unknown option --x", 0, "transient"),
+        ("Usage:\nerror: unknown option --x", 0, "invalid_request"),
+        ("error: unknown option --x", 0, "invalid_request"),
+        ("reason: length of the queue", 0, "transient"),
+        ("Incomplete, reason: length.", 0, "truncated"),
+    ],
+)
+def test_a_phrase_counts_where_it_says_what_happened(message: str, status: int, kind: str) -> None:
+    assert classify(message, status).value == kind
+
+
+def test_a_limit_on_a_line_is_a_wait_even_beside_a_usage_policy() -> None:
+    line = "API Error: 429 Too many requests, see our usage policy"
+    assert no_outcome("it", ProcessEnd(1, line))[0] is ErrorKind.RATE_LIMITED
+
+
+@pytest.mark.parametrize(
     ("message", "status"),
     [
         ("API Error: 529 overloaded", 529),
