@@ -57,10 +57,13 @@ MOST_STDERR = 2**16
 _MOST_IN_ERROR = 1_000
 _START = 'ended=; trap ended=1 TERM; "$@"; code=$?; [ "$ended" ] || { echo $code >"$0.new" && mv "$0.new" "$0"; }'
 """`$0` is the file for the exit code. The program is named by its path, so the shell finds no command of its own. At a
-SIGTERM the shell waits for the end of the program, and writes no code: the program did not end by itself.
+SIGTERM the shell waits for the end of the program, and writes no code: the program did not end by itself. The program
+is in a group of its own, so that one that signals its group, as by `kill 0`, does not reach the shell.
 """
 _FROM_OUTSIDE = {128 + signal.SIGKILL, 128 + signal.SIGTERM}
-"""Exit codes of programs that were ended from outside, as by a lack of memory: they count as unknown."""
+"""Exit codes of programs that were ended from outside, as by a lack of memory. Unless the task names them, the program
+did not end by itself.
+"""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -94,8 +97,10 @@ class CommandBackend(ProgramBackend):
 
     def check_slot(self) -> AbstractAsyncContextManager[None]:
         """Return a context that waits for one of the slots of checks, and holds it. Cancellable."""
-        slots = anyio.CapacityLimiter(self.checks or max(2, os.cpu_count() or 2))
-        return self._check_slots.setdefault(asyncio.get_running_loop(), slots)
+        loop = asyncio.get_running_loop()
+        if loop not in self._check_slots:
+            self._check_slots[loop] = anyio.CapacityLimiter(self.checks or max(2, os.cpu_count() or 2))
+        return self._check_slots[loop]
 
     def new_session_id(self) -> str | None:
         """Return None: commands have no sessions."""
@@ -117,7 +122,8 @@ class CommandBackend(ProgramBackend):
         is_alive = manifest.outlives_starter
         about = f"{manifest.note.get('program', self.kind)}, pid {manifest.pid}"
         # After the question whether the command lives: the code is written before its end.
-        return DetachedTurn("alive" if is_alive else "dead" if _exit_code(folder) is None else "ended", about=about)
+        has_ended = _exit_code(folder) not in {None, *_FROM_OUTSIDE}
+        return DetachedTurn("alive" if is_alive else "ended" if has_ended else "dead", about=about)
 
     def digests(self, words: Sequence[str]) -> dict[str, str]:
         """Return the digest of each file, and of each folder with all its files, that a word of a command names."""
@@ -139,7 +145,9 @@ class CommandBackend(ProgramBackend):
         path = shutil.which(program, path=environment.get("PATH"))
         if path is None:
             raise BackendUnavailable(f"there is no program {words[0]!r} here; install it, or correct the name in `run`")
-        argv = ["/bin/sh", "-c", _START, str(folder.absolute() / "code"), str(Path(path).absolute()), *words[1:]]
+        alone = shutil.which("setsid")  # not on macOS, where such a command ends the shell with itself
+        argv = ["/bin/sh", "-c", _START, str(folder.absolute() / "code"), *([alone] if alone else [])]
+        argv += [str(Path(path).absolute()), *words[1:]]
         note = {"kind": self.kind, "program": one_line(words[0], 80)}
         return Launch(argv, environment, cwd, stdin.encode(), keeps=request.keeps, note=note, guarded=guarded)
 
@@ -174,13 +182,16 @@ class _CommandConversation:
                 (folder / "code").unlink()
             raise
         code = _exit_code(folder)
+        is_wanted = codes == "any" or code in codes
         if code is None:
-            status = "" if child.status is None else f" (status {child.status})"
-            message = f"the command was ended before its exit code was known{status}"
-            raise BackendError(ErrorKind.CRASHED, message)
+            raise BackendError(ErrorKind.CRASHED, "the command was ended before its exit code was known")
+        if code in _FROM_OUTSIDE and not is_wanted:
+            name = signal.Signals(code - 128).name
+            message = f"{one_line(words[0], 80)} ended with exit code {code}, as if ended by {name} from outside"
+            raise BackendError(ErrorKind.CRASHED, f"{message}; a task takes that code if its `codes` name it")
         stdout, is_cut = _bounded(folder / "stdout", MOST_STDOUT)
         stderr, _ = _bounded(folder / "stderr", MOST_STDERR)
-        if codes != "any" and code not in codes:
+        if not is_wanted:
             message = f"{one_line(words[0], 80)} ended with exit code {code}"
             end = (stderr.strip() or stdout.strip())[-_MOST_IN_ERROR:]
             if end:
@@ -205,16 +216,18 @@ async def _follow_output(child: Child, on_output: Callable[[Output], None]) -> N
         on_output(Output("text", clean_text(line.decode("utf-8", "replace")) + "\n"))
         return False
 
-    async with anyio.create_task_group() as group:
-        for name in ("stdout", "stderr"):
-            group.start_soon(partial(child.follow, on_line, name=name, idle=inf, until=inf))
+    try:
+        async with anyio.create_task_group() as group:
+            for name in ("stdout", "stderr"):
+                group.start_soon(partial(child.follow, on_line, name=name, idle=inf, until=inf))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 def _exit_code(folder: Path) -> int | None:
-    """Return the exit code of the command with its files in `folder`; None if the command did not end by itself."""
+    """Return the exit code of the command with its files in `folder`; None if it has none, or not yet."""
     with suppress(OSError, ValueError):
-        code = int((folder / "code").read_bytes())
-        return None if code in _FROM_OUTSIDE else code
+        return int((folder / "code").read_bytes())
     return None
 
 

@@ -365,7 +365,8 @@ class Child:
         async with self._watched():
             try:
                 with (self.folder / name).open("rb", buffering=0) as output:
-                    await self._read(output, on_line, idle, until)
+                    other = self.folder / ("stderr" if name == "stdout" else "stdout")
+                    await self._read(output, other, on_line, idle, until)
             except Exception as error:
                 failure = error
         if failure is not None:  # raised here, outside the task group, to keep its type
@@ -385,7 +386,9 @@ class Child:
             yield
             group.cancel_scope.cancel()
 
-    async def _read(self, output: FileIO, on_line: Callable[[bytes], bool], idle: float, until: float) -> None:
+    async def _read(
+        self, output: FileIO, other: Path, on_line: Callable[[bytes], bool], idle: float, until: float
+    ) -> None:
         lines = Lines(output.read, on_line)
         latest, last = anyio.current_time(), None
         while True:
@@ -406,6 +409,8 @@ class Child:
             self.skipped = lines.skipped
             if lines.enough or (ended and not more):
                 return
+            with suppress(OSError):
+                size += os.stat(other).st_size  # noqa: PTH116 - called all the time
             self._check(size, now - latest, idle, now >= until)
             if more:
                 await anyio.lowlevel.checkpoint()
@@ -417,8 +422,6 @@ class Child:
                 await self._ended.wait()
 
     def _check(self, written: int, silent: float, idle: float, late: bool) -> None:
-        with suppress(OSError):
-            written += os.stat(f"{self.folder}/stderr").st_size  # noqa: PTH116 - called all the time
         if written > MOST_OUTPUT:
             raise BackendError(
                 ErrorKind.INVALID_OUTPUT, f"more than {MOST_OUTPUT >> 30} GiB of output", continues_session=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,19 +15,23 @@ import pytest
 
 from plait.backends import CommandBackend, ConversationRequest, Files, Output, Reply
 from plait.backends.command_backend import MOST_STDOUT
+from plait.backends.process import child_process
+from plait.backends.process.child_manifest import ChildManifest, write_manifest
+from plait.backends.process.private_files import private_folder
 from plait.backends.process.process_table import start_time
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.task import command_text
+from plait.task import SUCCESS, command_text
 from tests.support.polling import until
 
 
 async def run(words: list[str], folder: Path, stdin: str = "", **options: Any) -> Reply:
-    """Run the command with its files in `folder`; `options` are those of the backend and of the request."""
+    """Run the command with its files in `folder`; `options` are those of backend and request, and `codes`."""
+    codes = options.pop("codes", SUCCESS)
     asked = {name: options.pop(name) for name in ("output_schema", "on_output") if name in options}
     request = ConversationRequest(files=Files(folder / "turn" / "1", folder / "sessions"), **asked)
     backend = CommandBackend(cwd=options.pop("cwd", folder), **options)
     async with backend.open(request) as conversation:
-        return await conversation.send(command_text(words, stdin))
+        return await conversation.send(command_text(words, stdin, codes))
 
 
 async def failure(words: list[str], folder: Path, **options: Any) -> BackendError:
@@ -165,6 +170,67 @@ async def test_a_command_killed_from_outside_has_crashed(tmp_path: Path, which: 
 
     error = await failure(["sh", "-c", f"echo {which}; exec sleep 60"], tmp_path, on_output=on_output)
     assert error.kind is ErrorKind.CRASHED
+    said = {"$$": "sh ended with exit code 137, as if ended by SIGKILL from outside", "$PPID": "the command was ended"}
+    assert error.message.startswith(said[which]) and "status" not in error.message
+
+
+@pytest.mark.parametrize("code", [137, 143])
+async def test_a_code_like_that_of_a_signal_completes_a_task_that_names_it(tmp_path: Path, code: int) -> None:
+    words = ["sh", "-c", f"exit {code}"]
+    for number, codes in enumerate(("any", (0, code))):
+        reply = await run(words, tmp_path / str(number), cwd=tmp_path, codes=codes)
+        assert isinstance(reply.data, dict) and reply.data["code"] == code
+    error = await failure(words, tmp_path / "2", cwd=tmp_path, codes=(0, 1))
+    assert (error.kind, error.message.rpartition("; ")[2]) == (
+        ErrorKind.CRASHED,
+        "a task takes that code if its `codes` name it",
+    )
+
+
+@pytest.mark.parametrize(("code", "state"), [("0", "ended"), ("1", "ended"), ("137", "dead"), ("143", "dead")])
+async def test_of_a_dead_runner_s_command_the_code_of_a_kill_is_no_result(
+    tmp_path: Path, code: str, state: str
+) -> None:
+    """The watchdog may have killed the program before the shell."""
+    files = Files(tmp_path / "turn" / "1", tmp_path / "sessions")
+    folder = files.turn / "1"
+    private_folder(folder)
+    write_manifest(folder, ChildManifest("f" * 16, "another boot", 1, "1", {"kind": "command"}))
+    (folder / "code").write_text(code)
+    detached = CommandBackend().inspect(files)
+    assert detached is not None and detached.state == state
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="needs setsid")
+async def test_a_command_may_signal_its_own_group(tmp_path: Path) -> None:
+    script = "trap 'trap \"\" TERM; kill 0' EXIT; sleep 60 & echo done; exit {}"
+    assert (await run(["sh", "-c", script.format(0)], tmp_path / "1", cwd=tmp_path)).text == "done\n"
+    error = await failure(["sh", "-c", script.format(3)], tmp_path / "2", cwd=tmp_path)
+    assert (error.kind, error.message) == (ErrorKind.COMMAND_FAILED, "sh ended with exit code 3: done")
+    reply = await run(["sh", "-c", "trap 'kill 0' EXIT; exit 0"], tmp_path / "3", cwd=tmp_path, codes="any")
+    assert isinstance(reply.data, dict) and reply.data["code"] == 143, "as in a shell of one's own"
+
+
+async def test_too_much_output_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "MOST_OUTPUT", 2**16)
+    error = await failure(["sh", "-c", "yes | head -c 100000; exec sleep 60"], tmp_path)
+    assert (error.kind, error.message) == (ErrorKind.INVALID_OUTPUT, "more than 0 GiB of output")
+
+
+async def test_the_slots_of_checks_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[anyio.CapacityLimiter]()
+
+    def make(tokens: float) -> anyio.CapacityLimiter:
+        made.append(limiter(tokens))
+        return made[-1]
+
+    limiter = anyio.CapacityLimiter
+    monkeypatch.setattr(anyio, "CapacityLimiter", make)
+    backend = CommandBackend(checks=3)
+    for _ in range(2):
+        async with backend.check_slot():
+            assert [one.borrowed_tokens for one in made] == [1]
+    assert made[0].total_tokens == 3
 
 
 async def test_a_server_runs_what_is_allowed_and_nothing_else(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,22 @@ async def test_a_child_that_would_fill_the_disk_is_ended(
     with pytest.raises(BackendError, match="more than 0 GiB of output") as caught:
         await followed(saying(text, tmp_path), tmp_path / "t")
     assert caught.value.kind is ErrorKind.INVALID_OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "is_enough"), [(0, 700, False), (700, 0, False), (600, 600, True), (0, 1100, True), (1100, 0, True)]
+)
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+async def test_the_bound_is_on_both_outputs_together(
+    name: str, out: int, err: int, is_enough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "MOST_OUTPUT", 2**20)
+    text = f"import os, time\nos.write(1, b'x' * {out * 1024})\nos.write(2, b'x' * {err * 1024})\n"
+    text += "time.sleep(60)" if is_enough else f"os.write({1 if name == 'stdout' else 2}, b'\\nready\\n')"
+    async with running(saying(text, tmp_path), tmp_path / "t") as child:
+        with pytest.raises(BackendError, match="more than 0 GiB of output") if is_enough else nullcontext():
+            until = anyio.current_time() + 60
+            await child.follow(lambda line: line == b"ready", idle=60, until=until, name=name)
 
 
 REFUSED: list[tuple[str, Callable[[Path], Launch], type[Exception], str]] = [
