@@ -41,7 +41,7 @@ from plait.backends.process.child_manifest import (
     read_manifest,
     write_manifest,
 )
-from plait.backends.process.folder_locks import HELD, names_held
+from plait.backends.process.folder_locks import HELD, name_held
 from plait.backends.process.private_files import private_folder
 from plait.backends.process.process_table import (
     PREFIX,
@@ -176,9 +176,9 @@ def child_environment(passes: Collection[str] = ()) -> dict[str, str]:
 
 
 def own_variables(request: ConversationRequest) -> Mapping[str, str]:
-    """Return the variables of the task alone for its program, and those that name its locked folders."""
+    """Return the variables of the task alone for its program, and the one that names its locked folder."""
     own: Mapping[str, str] = {} if request.workspace is None else request.workspace.env
-    return {**own, **names_held(request.keeps)} if request.keeps else own
+    return {**own, **name_held(request.keeps)} if request.keeps else own
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HELD = "PLAIT_FOLDER_"
-"""The beginning of the variables that name the locked folders of a program to a plait within it: that one does not wait
-for the program that waits for it.
+"""The beginning of the variable that names the folder of a program to a plait within it: that one does not wait for the
+program that waits for it. A folder around it is not the program's: others may work there beside it.
 """
 _TAKEN: set[str] = set()
 """The folders that this process has taken without a lock of the system: its caller has it, or there are no locks."""
@@ -25,6 +25,7 @@ class FolderLock:
 
     def __init__(self, descriptors: Sequence[int], taken: str | None = None) -> None:
         self.descriptors = tuple(descriptors)
+        """Those of the folders around the locked one, and its own, the last."""
         self._taken = taken
 
     def close(self) -> None:
@@ -79,9 +80,9 @@ def _around(folder: Path) -> Iterator[Path]:
             return
 
 
-def names_held(descriptors: Sequence[int]) -> dict[str, str]:
-    """Return the variables that name the locked folders of a program."""
-    return {_name_of(descriptor): "1" for descriptor in descriptors}
+def name_held(descriptors: Sequence[int]) -> dict[str, str]:
+    """Return the variable that names the folder of a program, given the `descriptors` of its lock."""
+    return {_name_of(descriptors[-1]): "1"}
 
 
 def _name_of(descriptor: int) -> str:

@@ -12,7 +12,14 @@ from plait.runner.plan.plan_positions import Source
 
 MAX_CHARACTERS = 1_000_000
 """The maximum number of characters of a prompt with what it includes."""
-_INCLUDE = re.compile(r"""\{%-?\s*include\s+(["'])(.*?)\1\s*-?%\}""")
+_PART = re.compile(
+    r"""\{%(?P<trims>-?)\s*include\s+(["'])(?P<name>[^\n]*?)\2\s*(?:-%\}\s*|%\})"""
+    r"""|\{%[-+]?\s*raw\s*-?%\}.*?(?:\{%[-+]?\s*endraw\s*[-+]?%\}|\Z)""",
+    re.DOTALL,
+)
+"""An include with its name, or a raw block, in which nothing is included. As everywhere in a template, `-` takes the
+white space beside it away.
+"""
 
 
 def read_prompt_files(source: Source, folder: Path | None) -> None:
@@ -32,7 +39,7 @@ def read_prompt_files(source: Source, folder: Path | None) -> None:
             source.complain(at, "a plan from elsewhere reads no files here; write the prompt into the plan")
         else:
             try:
-                pieces = list(_read(folder.resolve(), name, ()))
+                pieces = list(_pieces(folder.resolve(), name))
             except ValueError as error:
                 source.complain((*at, "file"), str(error))
                 continue
@@ -58,31 +65,49 @@ def _parts(value: Any, path: Where) -> Iterator[tuple[Where, dict[str, Any]]]:
                 yield from _parts(part.get("loop"), (*path, key, index, "loop"))
 
 
-def _read(folder: Path, name: str, within: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:
+def _pieces(folder: Path, whole: str) -> Iterator[tuple[str, int, str]]:
     """Yield pieces of the text: the file, the line at which the piece begins there, and the piece. Raises ValueError
     for a file that cannot be used.
     """
-    file = (folder / name).resolve() if "\0" not in name else folder
-    if not file.is_relative_to(folder):
-        raise ValueError(f"the prompt file {name!r} is outside of the plan's folder; move it beside the plan")
-    if str(file) in within:
-        raise ValueError(f"the prompt file {name!r} includes itself; leave one include out")
+    room = MAX_CHARACTERS
+
+    def read(name: str, within: tuple[str, ...]) -> Iterator[tuple[str, int, str]]:
+        nonlocal room
+        file = (folder / name).resolve() if "\0" not in name else folder
+        if not file.is_relative_to(folder):
+            raise ValueError(f"the prompt file {name!r} is outside of the plan's folder; move it beside the plan")
+        if str(file) in within:
+            raise ValueError(f"the prompt file {name!r} includes itself; leave one include out")
+        text = _text(file, name)
+        room -= len(text)  # each time, also if it is only made of includes
+        if room < 0:
+            what = " with what it includes" if within else ""
+            raise ValueError(f"the prompt file {whole!r}{what} has more than {MAX_CHARACTERS:,} characters; shorten it")
+        start, shown = 0, str(file)
+        for part in _PART.finditer(text):
+            if part["name"] is not None:
+                piece = text[start : part.start()]
+                yield shown, text.count("\n", 0, start) + 1, piece.rstrip() if part["trims"] else piece
+                yield from read(part["name"], (*within, str(file)))
+                start = part.end()
+        yield shown, text.count("\n", 0, start) + 1, text[start:]
+
+    yield from read(whole, ())
+
+
+def _text(file: Path, name: str) -> str:
     try:
         if not file.is_file():
             raise ValueError(f"there is no prompt file {file}; names are relative to the plan")
-        text = file.read_text(encoding="utf-8-sig")
+        with file.open(encoding="utf-8-sig") as opened:
+            text = opened.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise ValueError(f"the prompt file {name!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"the prompt file {name!r} is not UTF-8; save it as UTF-8") from error
-    if len(text) > MAX_CHARACTERS or "\0" in text:
-        raise ValueError(f"the prompt file {name!r} is no text of at most {MAX_CHARACTERS:,} characters; shorten it")
-    start, shown = 0, str(file)
-    for include in _INCLUDE.finditer(text):
-        yield shown, text.count("\n", 0, start) + 1, text[start : include.start()]
-        yield from _read(folder, include[2], (*within, str(file)))
-        start = include.end()
-    yield shown, text.count("\n", 0, start) + 1, text[start:]
+    if "\0" in text:
+        raise ValueError(f"the prompt file {name!r} is no text: it has a NUL; write it anew")
+    return text
 
 
 def _lines(pieces: list[tuple[str, int, str]]) -> Iterator[tuple[str, int]]:

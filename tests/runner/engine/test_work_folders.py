@@ -15,6 +15,8 @@ import anyio
 import pytest
 
 from plait import DAG, CommandBackend, ParallelRunner, RunStatus, SQLiteStore, Task, events
+from plait.backends import ConversationRequest
+from plait.backends.process.child_process import own_variables
 from plait.backends.process.folder_locks import lock_folder
 from plait.runner.client.runs import Runs
 from plait.runner.engine.run_options import RunOptions
@@ -183,6 +185,25 @@ async def test_a_plait_within_a_command_does_not_wait_for_the_command(tmp_path: 
     with anyio.fail_after(120):
         result = await run(tmp_path, Task("outer", run=words))
     assert (result.status, begun(tmp_path)) == (RunStatus.COMPLETED, 2), result["outer"].error
+
+
+def test_a_plait_within_a_command_has_the_folder_of_the_command_and_none_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (".git", "src/deep", "docs"):
+        (tmp_path / name).mkdir(parents=True)
+    outer = lock_folder(tmp_path / "src")
+    assert outer is not None
+    for name, text in own_variables(ConversationRequest(keeps=outer.descriptors)).items():
+        monkeypatch.setenv(name, text)
+    may_lock = dict[str, bool]()
+    for name in ("src", "src/deep", "docs", "."):
+        lock = lock_folder(tmp_path / name)
+        may_lock[name] = lock is not None
+        if lock is not None:
+            lock.close()
+    outer.close()
+    assert may_lock == {"src": True, "src/deep": True, "docs": True, ".": False}
 
 
 HELD = """

@@ -74,6 +74,52 @@ def test_a_file_that_cannot_be_used_is_told_where_it_is_named(folder: Path, file
     assert says in problem.message
 
 
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("a \n {% include 'i.md' %} \n b", "a \n I\n \n b"),
+        ("a \n {%- include 'i.md' %} \n b", "aI\n \n b"),
+        ("a \n {% include 'i.md' -%} \n b", "a \n I\nb"),
+        ("a \n {%- include 'i.md' -%} \n b", "aI\nb"),
+        (
+            "{% raw %}{% include 'i.md' %}{% endraw %}{% include 'i.md' %}",
+            "{% raw %}{% include 'i.md' %}{% endraw %}I\n",
+        ),
+        ("{%- raw -%}{% include 'i.md' %}{%- endraw -%}",) * 2,
+        ("{# {% include 'i.md' %} #}", "{# I\n #}"),  # a template of plait has no comments: the text is sent
+    ],
+)
+def test_an_include_is_a_statement_of_the_template(folder: Path, text: str, prompt: str) -> None:
+    (folder / "i.md").write_text("I\n")
+    (folder / "p.md").write_text(text)
+    (folder / "plan.yaml").write_text("tasks: [{id: a, prompt: {file: p.md}}]")
+    assert Plan.load(folder / "plan.yaml").dag["a"].prompt == prompt
+
+
+def test_after_white_space_that_an_include_takes_away_lines_are_right(folder: Path) -> None:
+    (folder / "prompts" / "a.md").write_text('x\n\n{%- include "prompts/style.md" -%}\n\n{{ topics }}')
+    problem = mistakes(folder)[0]
+    assert (problem.file, problem.line) == (str(folder / "prompts" / "a.md"), 5)
+
+
+def test_a_prompt_is_bounded_with_all_that_it_includes(folder: Path) -> None:
+    (folder / "plan.yaml").write_text("tasks: [{id: a, prompt: {file: p.md}}]")
+    too_long = "has more than 1,000,000 characters; shorten it"
+    (folder / "p.md").write_text("x" * 1_000_000)
+    assert len(Plan.load(folder / "plan.yaml").dag["a"].prompt) == 1_000_000
+    (folder / "p.md").write_text("x" * 1_000_001)
+    assert mistakes(folder)[0].message == f"the prompt file 'p.md' {too_long}"
+    (folder / "p.md").write_text("{% include 'i.md' %}" * 2)
+    (folder / "i.md").write_text("x" * 600_000)
+    assert mistakes(folder)[0].message == f"the prompt file 'p.md' with what it includes {too_long}"
+    # Each level is small, all together would be a million files without a character of text.
+    for number in range(8):
+        (folder / f"{number}.md").write_text(f"{{% include '{number + 1}.md' %}}" * 60)
+    (folder / "8.md").write_text("")
+    (folder / "p.md").write_text("{% include '0.md' %}")
+    assert mistakes(folder)[0].message == f"the prompt file 'p.md' with what it includes {too_long}"
+
+
 def test_anything_else_in_place_of_a_text_is_a_mistake(folder: Path) -> None:
     (folder / "plan.yaml").write_text("tasks: [{id: a, prompt: {text: x}}]")
     (problem,) = mistakes(folder)
