@@ -89,6 +89,9 @@ PROVIDED = re.compile(r"^(?:export )?((?:OPENAI|ANTHROPIC|OTEL)_[A-Z_]+)=\S*\s*"
 LINES = [command.line for block in BLOCKS if block.info in {"sh", "console"} for command in commands(block)]
 COLD = set({tuple(line.split()[:2]): line for line in reversed(LINES)}.values())
 """The first line of each command of plait runs in an interpreter of its own, as a person starts the command."""
+PAUSE = re.compile(r"(?<=& )sleep \d+(?=;)")
+SOME_DONE = "until plait show last --status completed 2>&1 | grep -q order; do sleep 0.1; done"
+"""What a page's pause is for: a command under way has come this far. A slow machine may need longer than a reader's."""
 SHELL = re.compile(r"[|&;<>$`*?()~\\]")
 """The shell does something with these."""
 DIAGRAMS = {"graph", "flowchart", "stateDiagram-v2", "sequenceDiagram", "erDiagram", "classDiagram"}
@@ -261,6 +264,7 @@ async def run_command(command: Command, block: Block, place: Place) -> None:
         run_id, task_id = await last_run(place)
         line = re.sub(r"\bTASK\b", task_id, re.sub(r"\bRUN\b", run_id, line))
     line = re.sub(r"\bPLAN\b", "examples/hello.yaml", line)
+    line = PAUSE.sub(SOME_DONE, line)
     if ENDLESS.match(line):
         line += " --help"
     if line.startswith("plait ") and command.line not in COLD and not SHELL.search(line):
