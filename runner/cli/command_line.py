@@ -51,8 +51,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "run": "Run a plan, or reach a goal by tasks that a model plans.",
         "resume": "Continue a run that was interrupted, waits, or failed.",
         "check": "Check a plan; or check the answers of a run again.",
-        "fork": "Run a stored run anew from one of its tasks.",
-        "try": "Run one task of a stored run anew, beside the run.",
+        "fork": "Run a stored run anew from a task; `try` runs one task alone.",
     },
     "Look": {
         "runs": "List the runs.",
@@ -65,6 +64,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Steer": {
         "answer": "Show the open questions; answer one, or settle a waiting task.",
         "continue": "Continue the conversation of a task.",
+        "pause": "Pause a run that goes on; `tune` changes how wide it runs.",
         "cancel": "Cancel a run for good.",
     },
     "Share": {
@@ -82,8 +82,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 long as printing the help.
 """
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
-_HOMES = {"try": "fork"}
-"""The subcommands that stand in the module of another one."""
+BESIDE = {"try": "fork", "tune": "pause"}
+"""The subcommands that stand in the module, and in the line of the help, of another one."""
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""
 FORMER_WORDS = {
@@ -109,9 +109,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - signature of click
         """Import and return the subcommand `cmd_name`; None for an unknown name."""
-        if cmd_name not in COMMANDS and cmd_name not in _UNLISTED:
+        if cmd_name not in COMMANDS and cmd_name not in BESIDE and cmd_name not in _UNLISTED:
             return None
-        module = import_module(f"plait.runner.cli.{_HOMES.get(cmd_name, cmd_name)}_command")
+        module = import_module(f"plait.runner.cli.{BESIDE.get(cmd_name, cmd_name)}_command")
         return cast("click.Command", getattr(module, f"{cmd_name}_command"))
 
     def resolve_command(
@@ -120,17 +120,19 @@ class LazyGroup(click.Group):
         """Return the subcommand that `args` begin with. The method of click knows no names to suggest."""
         if args[0] in FORMER_WORDS:
             raise InvalidRequest(f"`plait {args[0]}` is now `{FORMER_WORDS[args[0]]}`")
-        if args[0] not in COMMANDS and args[0] not in _UNLISTED and not ctx.resilient_parsing:
+        known = (*COMMANDS, *BESIDE)
+        if args[0] not in known and args[0] not in _UNLISTED and not ctx.resilient_parsing:
             from plait.errors import nearest  # noqa: PLC0415 - only for this message
 
-            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], COMMANDS)}")
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], known)}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Return the subcommands that begin with `incomplete`, or options. The method of click would import every
         subcommand.
         """
-        named = [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
+        lines = COMMANDS | {name: COMMANDS[home] for name, home in BESIDE.items()}
+        named = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - signature of click

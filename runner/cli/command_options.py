@@ -244,7 +244,8 @@ hosts_option = click.option(
 )
 
 
-def _parse_assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def parse_assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return the values of an option NAME=VALUE, by name. Raises BadParameter."""
     given: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
@@ -263,7 +264,7 @@ set_option = click.option(
     "inputs",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=_parse_assignments,
+    callback=parse_assignments,
     help="Replace an input of the plan; may be given more than once.",
 )
 

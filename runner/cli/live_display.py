@@ -16,7 +16,7 @@ from rich.text import Text
 from plait import events
 from plait.runner.cli.run_progress import Display, Progress, RunningAttempt
 from plait.runner.cli.terminal_output import COLOURS, as_line, columns, last_cells
-from plait.runner.views.event_sentences import event_line, is_detail, seconds, throttling, tokens
+from plait.runner.views.event_sentences import event_line, event_sentence, is_detail, seconds, throttling, tokens
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import cost
 
@@ -107,6 +107,8 @@ class LiveDisplay(Display):
         """Yield lines about tasks that are not running."""
         progress = self._progress
         now = progress.clock()
+        for tuned in progress.tuning.in_force:
+            yield _text(f"  ‖ {as_line(event_sentence(tuned))}", "yellow")
         for throttled in progress.throttled.values():
             yield _text(f"  ‖ {as_line(throttling(throttled, time.time()))}", "yellow")
         for task_id, until in list(progress.retries.items())[:_MOST_WAITING]:

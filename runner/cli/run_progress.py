@@ -15,6 +15,7 @@ from plait import events
 from plait.json_form import JsonValue
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.dag import DAG
+from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_sentence, is_detail
@@ -87,6 +88,8 @@ class Progress:
         """The last event of each throttled backend."""
         self.away: dict[str, events.HostAway] = {}
         """The last event of each host that tasks wait for."""
+        self.tuning = Tuning()
+        """What a person has changed in the run."""
         self._folders: dict[str, events.FolderAwaited] = {}
         """The last event of each task that has waited for its folder."""
         self.limits = limits
@@ -157,6 +160,8 @@ class Progress:
                 self._rated.add(event.backend)
             if event.until is None and event.slots == event.total:
                 del self.throttled[event.backend]
+        elif isinstance(event, events.RunTuned):
+            self.tuning = self.tuning.after([event])
         elif isinstance(event, events.HostAway):
             self.away[event.host] = event
             if event.since is None:
@@ -203,6 +208,7 @@ class Progress:
             away=self.away,
             folders=self._folders,
             asks_for_budget=self.dag.tasks[asking[0]].id if asking else None,
+            tuning=self.tuning,
         )
         return Waits(run, now)
 

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from plait.clock_and_ids import parse_time
-from plait.events import BackendThrottled
+from plait.events import BackendThrottled, RunTuned
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.command_options import (
@@ -40,10 +40,19 @@ from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.state.stored_run import read_settings
-from plait.runner.views.event_sentences import counted, named_tasks, seconds, spent_cells, throttling, tokens
+from plait.runner.views.event_sentences import (
+    counted,
+    event_sentence,
+    named_tasks,
+    seconds,
+    spent_cells,
+    throttling,
+    tokens,
+)
 from plait.runner.views.read_views import (
     budget_view,
     find_adders,
+    read_tuning,
     run_detail,
     run_view,
     task_detail_of,
@@ -105,6 +114,7 @@ async def _show_run(
         views = await task_views(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
+        tuned = (await read_tuning(store, run)).in_force
         budget = await budget_view(store, run, tasks)
         is_reuse = not as_json and ReuseFrom.of_settings(read_settings(run)) is not None
         attempts = await store.list_attempts(run.run_id) if is_reuse else ()
@@ -117,10 +127,10 @@ async def _show_run(
     }
     if as_json:
         del tasks, views  # a large run would be held twice
-        shown = view_json(run_detail(run, throttled=throttled, budget=budget))
+        shown = view_json(run_detail(run, throttled=throttled, budget=budget, tuned=tuned))
         print_json({**shown, "tasks": list(shown_tasks.values()), "settings": read_settings(run)})
         return
-    _print_run(run, tasks, throttled, (reused, cut_off), budget)
+    _print_run(run, tasks, throttled, (reused, cut_off), budget, tuned)
     is_whole = not statuses and pattern is None
     if shown_tasks or is_whole:
         _print_tasks(shown_tasks, added, folded=is_whole)
@@ -191,6 +201,7 @@ def _print_run(
     throttled: Sequence[BackendThrottled],
     reuse: tuple[Collection[str], Sequence[str]],
     budget: BudgetView | None,
+    tuned: Sequence[RunTuned],
 ) -> None:
     """Print the run; `reuse` names the tasks with an answer of an earlier run, and those of `cut_offs`."""
     reused, cut_off = reuse
@@ -215,6 +226,8 @@ def _print_run(
     print_field("created", run.created_at)
     print_field("ended", run.ended_at)
     print_field("owner", owner.process if owner and status is RunStatus.RUNNING else None)
+    for change in tuned:
+        print_field("tuned", event_sentence(change))
     for one in throttled:
         print_field("throttled", throttling(one, time.time()))
     _print_tokens(run.usage)

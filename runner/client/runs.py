@@ -34,6 +34,7 @@ from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.retention import Deletion, delete_expired
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
+from plait.runner.client.tune_run import pause_run, tune_run
 from plait.runner.domain import policy as policies
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
@@ -409,6 +410,33 @@ class Runs:
         """
         async with self._backends_of(run_id, Need.CANCEL) as options:
             return await cancel_run(options, run_id, wait, on_unreached)
+
+    @_with_open_store
+    async def pause(self, run_id: str, *, backend: str | None = None, off: bool = False) -> bool:
+        """Pause a run, or one `backend` of it, from any process: no further task starts, and calls under way end
+        normally. With `off` let it go on.
+
+        The owner reads the request within a second (5 seconds if a server's notification is lost). The pause holds for
+        later owners, too: after a crash or a resume the run is still paused. An answer that is still to be checked by a
+        judge waits for the end of the pause. Returns whether a process works on the run now.
+
+        Raises InvalidRequest for a run that has ended or an unknown backend, StoreRequired, RunNotFound, StoreError.
+        """
+        return await pause_run(self.options, run_id, backend, off=off)
+
+    @_with_open_store
+    async def tune(
+        self, run_id: str, *, concurrency: int | None = None, limits: Mapping[str, int] | None = None
+    ) -> bool:
+        """Change how many tasks of a run are under way at once: in all, and per backend by its name. Calls under way
+        end normally.
+
+        The numbers reach the owner, and hold for later owners, as a pause does. They count for this run alone: where
+        runs share their slots (`shared_limits`, `plait serve`), a number above theirs gives no more slots. Returns
+        whether a process works on the run now. Raises as `pause`, and InvalidRequest without a number or for a wrong
+        one.
+        """
+        return await tune_run(self.options, run_id, concurrency, limits or {})
 
     @_with_open_store
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:

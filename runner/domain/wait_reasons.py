@@ -16,6 +16,7 @@ from typing import Any
 from plait.clock_and_ids import parse_time
 from plait.events import BackendThrottled, FolderAwaited, HostAway
 from plait.runner.domain.dag import DAG
+from plait.runner.domain.run_tuning import Tuning
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, may_start
 
@@ -32,6 +33,8 @@ class WaitKind(StrEnum):
     """A task that this task needs has failed, was cancelled, or is blocked itself."""
     SLOT = "slot"
     """All slots, or all slots of the task's backend, are in use."""
+    PAUSED = "paused"
+    """A person has paused the run, or the task's backend."""
     THROTTLED = "throttled"
     """The task's backend is paused, or runs fewer tasks at once, after a rate limit or an overload."""
     RATE = "rate"
@@ -124,6 +127,8 @@ class WaitingRun:
     """The last event of each host that tasks wait for, by name."""
     asks_for_budget: str | None = None
     """The task that asks for a higher budget of the run, if any."""
+    tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
+    """What a person has changed in the run."""
     folders: Mapping[str, FolderAwaited] = field(default_factory=dict[str, FolderAwaited])
     """The last event of each task that has waited for its folder, by id."""
 
@@ -189,12 +194,16 @@ class Waits:
         if (awaited := self._run.folders.get(task_id)) is not None:
             by = () if awaited.by is None else (awaited.by,)
             return WaitReason(WaitKind.FOLDER, folder_wait(awaited.folder, awaited.by), by)
-        name = self._backend(task_id)
-        running, limit = self._on[name], self._run.limits.backends.get(name)
+        name, tuning = self._backend(task_id), self._run.tuning
+        if (pause := tuning.pause_of(name)) is not None:
+            text = f"{pause.backend or 'the run'} is paused since {clock_time(parse_time(pause.at), self._now)}"
+            return WaitReason(WaitKind.PAUSED, text, backend=pause.backend)
+        slots = tuning.slots
+        running, limit = self._on[name], slots.get(name, self._run.limits.backends.get(name))
         throttled = self._run.throttled.get(name)
         if throttled is not None and (throttling := self._throttling(throttled, running)) is not None:
             return throttling
-        total = self._run.limits.total
+        total = slots.get(None, self._run.limits.total)
         if total is not None and self._running >= total:
             return WaitReason(WaitKind.SLOT, f"no free slot ({self._running} of {total})")
         if limit is not None and running >= limit:

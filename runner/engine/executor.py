@@ -47,6 +47,7 @@ from plait.backends.backend_protocol import Output
 from plait.backends.running_turn import Cancellation
 from plait.json_form import JsonInput
 from plait.runner.domain.asked_question import RAISES, Way
+from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.answer_check import Settle
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
@@ -166,6 +167,12 @@ class Executor:
         """Let `concurrency` tasks run at once, if it is more than before."""
         self._scheduler.widen(concurrency)
         self._take_offered()
+
+    def tune(self, tuning: Tuning) -> None:
+        """Start further tasks as a person says."""
+        self._scheduler.tune(tuning)
+        if self._workers is not None:
+            self._take_offered()
 
     def end(self, by: Literal["stop", "cancel", "policy"]) -> None:
         """Start nothing more and cancel the attempts under way. Any number of calls, at any time, is safe."""

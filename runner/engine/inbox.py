@@ -23,6 +23,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Note, NoteRecord
 from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion
+from plait.runner.domain.run_tuning import tuned_in
 from plait.runner.engine.checkpointer import Cancels, server_of
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.state.stored_run import asks_for_cancel
@@ -90,6 +91,8 @@ class Inbox:
             self._after = notes[-1].number if notes else self._after
             for note in filter(None, map(answer_in, notes)):
                 self._pass_on(note)
+            if tuned := [one for one in map(tuned_in, notes) if one is not None]:
+                self._run.tune(tuned)
 
     async def look_for_answer(self, task_id: str, attempt: int, deadline_at: str) -> None:
         """Pass on the unread answers to the `attempt` of the task that were sent by `deadline_at`."""

@@ -10,7 +10,7 @@ A run that goes on from what is stored (`Diverged`) is prepared and executed aga
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
@@ -22,11 +22,12 @@ from plait.backends.backend_protocol import DetachedTurn
 from plait.backends.running_turn import Cancellation
 from plait.clock_and_ids import stamper
 from plait.errors import PlaitError
-from plait.events import Event, Owner
+from plait.events import Event, Owner, RunTuned
 from plait.json_form import JsonValue
 from plait.program_log import Log, logger
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
+from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.checkpointer import EventSink, WritePosition
 from plait.runner.engine.event_feed import EventReader, Feed
 from plait.runner.engine.run_options import RunOptions, policy_backends
@@ -55,6 +56,10 @@ class Execution(Protocol):
 
     def answer(self, task_id: str, attempt: int, value: JsonValue, by: str) -> bool:
         """Answer the question of an attempt. Return False if it is no longer open."""
+        ...
+
+    def tune(self, tuning: Tuning) -> None:
+        """Start further tasks as `tuning` says."""
         ...
 
 
@@ -118,6 +123,8 @@ class LiveRun:
     """The answers of earlier runs that this run may take over."""
     budget: Budget | None = None
     """The money of the run; None without a limit."""
+    tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
+    """What a person has changed in the run."""
 
     # Executed.
     scheduler: Scheduler = field(init=False)
@@ -204,6 +211,14 @@ class LiveRun:
         the answer is used: not before the execution begins, or if the question is no longer open.
         """
         return self.execution is not None and self.execution.answer(task_id, attempt, value, by)
+
+    def tune(self, changes: Sequence[RunTuned]) -> None:
+        """Take over what a person changes; nothing happens for changes that hold already."""
+        before, self.tuning = self.tuning, self.tuning.after(changes)
+        if news := self.tuning.news_since(before):
+            self.sink.submit([replace(one, at=self.stamp()) for one in news])
+            if self.execution is not None:
+                self.execution.tune(self.tuning)
 
 
 Drive: TypeAlias = Callable[[LiveRun], Awaitable[RunResult]]

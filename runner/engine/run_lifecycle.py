@@ -189,6 +189,8 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
         throttled=_throttled(run),
         held=run.adopted.keys(),
     )
+    if run.tuning.changes:
+        run.scheduler.tune(run.tuning)
     executor = Executor(run)
     run.execute_by(executor)
     run.sink.on_refused = executor.settle

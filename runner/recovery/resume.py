@@ -4,6 +4,7 @@ continue loaded; executed, and on with what the store has taken.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -26,11 +27,13 @@ from plait.errors import (
 )
 from plait.events import TASK_RESULTS
 from plait.json_form import JsonInput
+from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult, html_table
+from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.lease import (
     Liveness,
@@ -352,7 +355,15 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.encoded()))
+    notes = await run.store.list_notes(record.run_id) if run.status in RUN_DONE else run.notes
+    live.tuning = Tuning.of(notes)
+    still: Sequence[events.RunTuned] = ()
+    if live.tuning.changes:
+        news = live.tuning.news_since(await _told_tuning(run.store, record.run_id))
+        still = [one for one in live.tuning.in_force if one not in news]
+        new_events += [replace(one, at=at) for one in news]
     live.owner, live.position = await acquire(options, run.store, record, new_events)
+    new_events += still  # stored already, and told to the listeners of this process
     new_events += [_waits(run, position, until, at) for position, until in plan.later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
@@ -361,6 +372,15 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     live.policy_state, live.policy_backlog = decided, backlog
     live.next_tries, live.adopted = {**plan.later, **delayed}, adopted
     return True
+
+
+async def _told_tuning(store: Store, run_id: str) -> Tuning:
+    """Return the tuning that the events of the run tell. Raises StoreError."""
+    told, after = Tuning(), 0
+    while page := await store.list_events(run_id, after, kind=events.RunTuned.kind):
+        told = told.after(events.RunTuned(one.at, **json.loads(one.detail)) for one in page)
+        after = page[-1].seq
+    return told
 
 
 def _with_budget(options: RunOptions, run: StoredRun, received: ReceivedAnswers) -> ReceivedAnswers:

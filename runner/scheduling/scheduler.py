@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -27,6 +27,7 @@ from typing import Literal
 
 from plait.backends.backend_protocol import Allowance
 from plait.runner.domain.dag import DAG
+from plait.runner.domain.run_tuning import Tuning
 from plait.runner.scheduling.own_limits import RateGate, Reservation, Timer
 from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
@@ -65,6 +66,7 @@ class Scheduler:
         self.rates = RunRates(self, self._gates)
         """The calls of this run on backends with limits of rate."""
         self._queue_of = [self._queue(name) for name in backends]
+        self._tuning: Tuning | None = None
         self._offer: tuple[ReadyQueue, int] | None = None
         """While the run is offered a slot: the tasks that may take it, and the number of slots in use with it."""
         self._for_each = ForEachQueue(dag)
@@ -100,6 +102,28 @@ class Scheduler:
         """Raise the number of slots of this run, or of all runs that share the slots, to `concurrency`."""
         self._slots.widen(concurrency)
         self._slots.offer(self)
+
+    def tune(self, tuning: Tuning) -> None:
+        """Start tasks as a person says. Running ones go on, and so do those that wait for their judge's slot, once
+        they may. Slots that several runs share become no more.
+        """
+        self._tuning = tuning
+        if not self._slots.shared:
+            for name, slots in tuning.slots.items():
+                self._slots.raise_to(slots, name)
+        for queue in self._queues.values():
+            queue.account.queue.pop(self, None)
+            if queue.account.gate is not None:
+                queue.account.gate.leave(self)
+        self._slots.offer(self)
+
+    def _tuned(self, tuning: Tuning) -> list[ReadyQueue]:
+        """Return the queues of the backends on which a person lets a further task start."""
+        slots = tuning.slots
+        if self.taken >= slots.get(None, inf):
+            return []
+        queues = self._queues.items()
+        return [one for name, one in queues if one.taken < slots.get(name, inf) and tuning.pause_of(name) is None]
 
     def watch(self, changed: Callable[[str, Account], None]) -> None:
         """Call `changed` with the name of each backend that is throttled now, and later whenever it is paused, opened,
@@ -192,7 +216,11 @@ class Scheduler:
         if taken >= self._slots.concurrency or (self._offer is not None and taken >= self._offer[1]):
             return None
         best: ReadyQueue | None = None
-        for queue in self._queues.values() if self._offer is None else (self._offer[0],):
+        queues: Iterable[ReadyQueue] = self._queues.values() if self._offer is None else (self._offer[0],)
+        if self._tuning is not None:
+            tuned = self._tuned(self._tuning)
+            queues = tuned if self._offer is None else [one for one in tuned if one is self._offer[0]]
+        for queue in queues:
             if queue.heap and queue.may_take and (best is None or queue.heap[0] < best.heap[0]):
                 gate = queue.account.gate
                 best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
@@ -203,7 +231,11 @@ class Scheduler:
         rate. Return whether eligible tasks wait for any of them; `take` is called when one of them may start.
         """
         waits = False
-        for queue in self._queues.values():
+        queues: Iterable[ReadyQueue] = self._queues.values()
+        if self._tuning is not None:
+            waits = any(queue.heap for queue in queues)
+            queues = self._tuned(self._tuning)
+        for queue in queues:
             if queue.account.gate is not None:
                 waits = self._join(queue, queue.account.gate, take) or waits
             if queue.heap and (self._slots.shared or not queue.account.is_open):

@@ -323,6 +323,13 @@ class SlotPool:
         for slots in self._slots.values():
             slots.total = int(min(slots.ceiling, self.concurrency))
 
+    def raise_to(self, slots: int, backend: str | None) -> None:
+        """Make sure that there are `slots`, in total, and of `backend` unless None."""
+        if backend is not None:
+            one = self.slots(backend)
+            one.ceiling = max(one.ceiling, slots)
+        self.widen(slots)
+
     def offer(self, releasing: object) -> None:
         """Offer what is free, one slot at a time, to all waiting runs except the run `releasing`."""
         passed: set[Waiting] = set()

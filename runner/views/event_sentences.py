@@ -149,6 +149,7 @@ SENTENCES: Mapping[str, Callable[[Facts], str]] = {
     events.BudgetRaised.kind: lambda facts: (
         f"the {f'max_cost of {only}' if (only := facts.get('only')) else 'budget'} is now {dollars(facts['usd'])}"
     ),
+    events.RunTuned.kind: lambda facts: tuned(facts.get("backend"), facts.get("paused"), facts.get("slots")),
     events.BackendThrottled.kind: _throttled,
     events.HostAway.kind: _host,
     events.TaskStarted.kind: lambda facts: f"started {_started(facts)}",
@@ -209,6 +210,13 @@ def named_tasks(tasks: Sequence[str]) -> str:
     """Return the first of the task ids, and the number of the others: `a, b, c and 4 more`."""
     names = ", ".join(tasks[:MOST_NAMED])
     return f"{names} and {len(tasks) - MOST_NAMED:,} more" if len(tasks) > MOST_NAMED else names
+
+
+def tuned(backend: str | None, paused: bool | None, slots: int | None) -> str:
+    """Return what a person has changed in a run: `api is paused; calls under way go on`."""
+    if slots is not None:
+        return f"at most {counted(slots, 'task')} at once{'' if backend is None else f' on {backend}'}"
+    return f"{backend or 'the run'} {'is paused; calls under way go on' if paused else 'goes on'}"
 
 
 def throttling(throttled: events.BackendThrottled, now: float) -> str:

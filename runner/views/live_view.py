@@ -27,6 +27,7 @@ from plait.runner.engine.lease import shown_status
 from plait.runner.state.stored_run import stored_record
 from plait.runner.views.event_sentences import event_sentence, remedy
 from plait.runner.views.read_views import (
+    read_tuning,
     read_waits,
     rendered_prompt,
     run_view,
@@ -135,7 +136,9 @@ class LiveView:
             async for change in self._task_changes(self._task_id):
                 yield change
         throttled = await throttled_backends(self._store, run, now)
-        head = {**view_json(run_view(run)), "throttled": [event_sentence(one) for one in throttled]}
+        tuning = await read_tuning(self._store, run)
+        told = [event_sentence(one) for one in (*tuning.in_force, *throttled)]
+        head = {**view_json(run_view(run)), "throttled": told, "paused": tuning.is_paused}
         news = head != self._head
         if news:
             self._head = head

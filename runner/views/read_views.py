@@ -12,11 +12,21 @@ import anyio.to_thread
 
 from plait.clock_and_ids import Clock, iso, parse_time
 from plait.errors import PlaitError, StoreError, TaskNotFound
-from plait.events import OWN_LIMITS, BackendThrottled, FolderAwaited, HostAway, RunCreated, RunResumed, TasksAdded
+from plait.events import (
+    OWN_LIMITS,
+    BackendThrottled,
+    FolderAwaited,
+    HostAway,
+    RunCreated,
+    RunResumed,
+    RunTuned,
+    TasksAdded,
+)
 from plait.json_form import from_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way, answers_of, asking_of
+from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.engine.lease import liveness, shown_status
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
@@ -84,9 +94,10 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     records = await store.list_tasks(run_id) if with_tasks else ()
     tasks = await task_views(store, record, records, now) if with_tasks else {}
     budget = await budget_view(store, record, records)
+    tuned = (await read_tuning(store, record)).in_force
     if shown_status(record) is RunStatus.INTERRUPTED:
         _, record = await stored_record(store, run_id)  # the run may have ended since the record was read
-    return run_detail(record, tasks, throttled, budget)
+    return run_detail(record, tasks, throttled, budget, tuned)
 
 
 async def budget_view(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> BudgetView | None:
@@ -97,6 +108,16 @@ async def budget_view(store: Store, run: RunRecord, tasks: Sequence[TaskRecord])
     limited = [decode_task(one) for one in tasks if '"max_cost"' in one.spec]
     budget = await stored_budget(store, run.run_id, settings, limited)
     return None if budget is None else BudgetView.of(budget)
+
+
+async def read_tuning(store: Store, run: RunRecord) -> Tuning:
+    """Return what a person has changed in a run that has not ended."""
+    if RunStatus(run.status) in RUN_DONE:
+        return Tuning()
+    try:
+        return Tuning.of(await store.list_notes(run.run_id))
+    except StoreError:  # a damaged note: everything else can still be shown
+        return Tuning()
 
 
 async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[BackendThrottled, ...]:
@@ -178,6 +199,7 @@ async def read_waits(
     throttlings = await _throttlings(store, run)
     away = await away_hosts(store, run)
     folders = {one.task_id: one async for one in _events_of_owner(store, run, FolderAwaited)}
+    tuning = await read_tuning(store, run)
 
     def find_waits() -> Waits | None:
         statuses = {task.task_id: TaskStatus(task.status) for task in records}
@@ -204,6 +226,7 @@ async def read_waits(
             away=away,
             asks_for_budget=next((one.task_id for one in records if _asks_for_budget(one)), None),
             folders=folders,
+            tuning=tuning,
         )
         return Waits(waiting, now)
 
@@ -220,9 +243,10 @@ def run_detail(
     tasks: Mapping[str, TaskView] | None = None,
     throttled: tuple[BackendThrottled, ...] = (),
     budget: BudgetView | None = None,
+    tuned: tuple[RunTuned, ...] = (),
 ) -> RunDetail:
     """Return the run that the record describes, with `tasks`."""
-    return _of_run(RunDetail, run, tasks=tasks or {}, throttled=throttled, budget=budget)
+    return _of_run(RunDetail, run, tasks=tasks or {}, throttled=throttled, budget=budget, tuned=tuned)
 
 
 def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:

@@ -14,7 +14,7 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
-from plait.events import RUN_ENDS, BackendThrottled
+from plait.events import RUN_ENDS, BackendThrottled, RunTuned
 from plait.persistence.store_records import MessageRecord
 from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.domain.wait_reasons import WaitReason
@@ -330,6 +330,8 @@ class RunDetail(RunView):
 
     budget: BudgetView | None = None
     """The money of the run; null without a limit."""
+    tuned: tuple[RunTuned, ...] = ()
+    """What a person has changed in a run that has not ended: pauses, and numbers of tasks at once."""
     throttled: tuple[BackendThrottled, ...] = ()
     """The throttled backends of a running run, each with its last event."""
     tasks: Annotated[Mapping[str, TaskView], _Listed] = field(default_factory=dict[str, TaskView])

@@ -214,6 +214,22 @@ class BudgetRaised(Event):
 
 
 @value
+class RunTuned(Event):
+    """A person has paused the run or a backend of it, let it go on, or set how many tasks run at once. Either `paused`
+    or `slots` is given.
+    """
+
+    kind: ClassVar[str] = "run_tuned"
+    informs: ClassVar[bool] = True
+    backend: str | None = None
+    """The backend; None for the whole run."""
+    paused: bool | None = None
+    """Whether no further task starts."""
+    slots: int | None = None
+    """The number of tasks that run at once from now on."""
+
+
+@value
 class BackendThrottled(Event):
     """A backend is paused after a rate limit or an overload, may be called again, or has all its slots again."""
 

@@ -29,7 +29,7 @@ import click
 import plait
 from plait import events
 from plait.errors import ErrorKind, PlaitError
-from plait.runner.cli.command_line import EXIT_CODES, cli
+from plait.runner.cli.command_line import BESIDE, EXIT_CODES, cli
 from plait.runner.plan.plan_models import plan_schema
 from plait.runner.state.run_state import THROTTLING
 from plait.statuses import (
@@ -64,8 +64,13 @@ def filled(text: str) -> str:
 def commands() -> str:
     """Return one section for each command, in the order of `plait --help`."""
     with click.Context(cli, info_name="plait") as top:
-        listed = {name: cli.get_command(top, name) for name in cli.list_commands(top)}
+        names = [one for name in cli.list_commands(top) for one in (name, *_beside(name))]
+        listed = {name: cli.get_command(top, name) for name in names}
         return "\n\n".join(_command(name, command, top) for name, command in listed.items() if command)
+
+
+def _beside(home: str) -> list[str]:
+    return [name for name, of in BESIDE.items() if of == home]
 
 
 def _command(name: str, command: click.Command, top: click.Context) -> str:
@@ -175,7 +180,8 @@ def stored_events() -> str:
 
 
 def _run_status(kind: str) -> str:
-    if not kind.startswith("run_") or kind == events.RunInterrupted.kind:  # the run keeps its status
+    keeps = {events.RunInterrupted.kind, events.RunTuned.kind}
+    if not kind.startswith("run_") or kind in keeps:  # the run keeps its status
         return ""
     beginnings = {
         events.RunCreated.kind: RunStatus.QUEUED,

@@ -26,7 +26,7 @@ from plait import (
     workflows,
 )
 from plait.runner.cli import command_line
-from plait.runner.cli.command_line import cli
+from plait.runner.cli.command_line import BESIDE, cli
 from plait.runner.plan.plan_models import plan_schema
 from plait.statuses import RUN_DONE, RUN_TRANSITIONS, TASK_DONE, TASK_TRANSITIONS, AttemptStatus, Transition
 from plait.task import DEFAULT_RETRY_ON
@@ -110,7 +110,7 @@ def test_every_part_is_in_a_page() -> None:
         reference.filled("<!-- nothing -->\n")
 
 
-NAMES = cli.list_commands(click.Context(cli))
+NAMES = [*cli.list_commands(click.Context(cli)), *BESIDE]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ import pytest
 from plait import ParallelRunner, Task
 from plait.backends.specs.backend_specs import KINDS
 from plait.persistence.store_records import TaskRecord
-from plait.runner.cli.command_line import COMMANDS, FORMER_WORDS, cli
+from plait.runner.cli.command_line import BESIDE, COMMANDS, FORMER_WORDS, cli
 from plait.runner.cli.graph_command import _node_style
 from plait.usage import Usage
 from tests.support.plans.logged import calls, make
@@ -78,6 +78,9 @@ def test_every_line_of_the_help_stands_for_the_command_of_that_name() -> None:
     said = cli.get_help(context)
     assert all(f"  {name:<8}  {line}" in said for name, line in COMMANDS.items())
     assert len(COMMANDS) <= 20
+    for name, home in BESIDE.items():
+        command = cli.get_command(context, name)
+        assert (command and command.name, f"`{name}`" in COMMANDS[home]) == (name, True)
 
 
 @pytest.mark.parametrize(("word", "now"), FORMER_WORDS.items())

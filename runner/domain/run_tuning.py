@@ -1,0 +1,100 @@
+"""What a person changes in a run that goes on: it is paused, or runs more or fewer tasks at once. Pure.
+
+Each change is a note in the inbox of the run, and all of them together, the last one of a kind counting, are its
+`Tuning`. So a change holds for every later owner too, whether or not the run had one when it was sent. The event
+`RunTuned`, of the same form, tells the history when an owner took it over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from plait.errors import InvalidRequest
+from plait.events import RunTuned
+from plait.json_form import to_json
+from plait.persistence.store_records import Note, NoteRecord
+
+TUNE = "tune"
+"""The kind of note that tunes a run."""
+MOST_SLOTS = 10_000
+_Of: TypeAlias = tuple[str | None, bool]
+"""What a change is about: a backend, None for the run, and whether its slots or its pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The changes that hold for a run."""
+
+    changes: Mapping[_Of, RunTuned] = field(default_factory=dict[_Of, RunTuned])
+    """The last change of each kind, `at` when it was asked for."""
+
+    @classmethod
+    def of(cls, notes: Iterable[NoteRecord]) -> Tuning:
+        """Return the tuning of a run with `notes`."""
+        return cls().after(filter(None, map(tuned_in, notes)))
+
+    def after(self, changes: Iterable[RunTuned]) -> Tuning:
+        """Return the tuning after further changes."""
+        last = dict(self.changes)
+        for one in changes:
+            last[one.backend, one.paused is None] = one
+        return Tuning(last)
+
+    @property
+    def in_force(self) -> tuple[RunTuned, ...]:
+        """The changes without the pauses that are over."""
+        return tuple(one for one in self.changes.values() if one.paused is not False)
+
+    @property
+    def slots(self) -> dict[str | None, int]:
+        """The number of tasks at once by backend, None for the run."""
+        return {one.backend: one.slots for one in self.changes.values() if one.slots is not None}
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the whole run is paused."""
+        return (pause := self.changes.get((None, False))) is not None and pause.paused is True
+
+    def pause_of(self, backend: str) -> RunTuned | None:
+        """Return why nothing starts on `backend`: the pause of the run, or that of the backend."""
+        pauses = (self.changes.get((name, False)) for name in (None, backend))
+        return next((one for one in pauses if one is not None and one.paused), None)
+
+    def news_since(self, before: Tuning) -> list[RunTuned]:
+        """Return what is different from `before`."""
+        known = {of: _says(one) for of, one in before.changes.items()}
+        return [one for of, one in self.changes.items() if _says(one) != known.get(of, (False, None))]
+
+
+def _says(change: RunTuned) -> tuple[bool, int | None]:
+    return bool(change.paused), change.slots
+
+
+def checked_change(change: RunTuned) -> RunTuned:
+    """Return `change`. Raises InvalidRequest for a number of slots that is out of range."""
+    if change.slots is not None and not 1 <= change.slots <= MOST_SLOTS:
+        raise InvalidRequest(f"the number of tasks at once must be 1 to {MOST_SLOTS:,}, not {change.slots}")
+    return change
+
+
+def tune_note(change: RunTuned) -> Note:
+    """Return the note that asks for `change`."""
+    body = {"backend": change.backend, "paused": change.paused, "slots": change.slots}
+    return Note(TUNE, change.at, body=to_json(body))
+
+
+def tuned_in(note: NoteRecord) -> RunTuned | None:
+    """Return the change that `note` asks for; None if it is of another kind or cannot be decoded."""
+    if note.kind != TUNE:
+        return None
+    try:
+        body = json.loads(note.body)
+        backend, paused, slots = body["backend"], body["paused"], body["slots"]
+        change = RunTuned(note.at, backend, paused, slots)
+        fits = isinstance(backend, str | None) and isinstance(paused, bool | None) and type(slots) in {int, type(None)}
+        return checked_change(change) if fits and (paused is None) is not (slots is None) else None
+    except (ValueError, TypeError, KeyError, RecursionError, InvalidRequest):
+        return None

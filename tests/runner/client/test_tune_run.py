@@ -1,0 +1,260 @@
+"""A run is paused and tuned while it goes on, by another process: notes that its owner reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from plait import DAG, ParallelRunner, Run, RunStatus, Task
+from plait.errors import InvalidRequest, RunNotFound
+from plait.events import RunTuned, TaskCompleted, TaskStarted
+from plait.persistence import Note, Store
+from plait.results import WaitKind
+from plait.runner.domain.run_tuning import MOST_SLOTS, TUNE
+from tests.support.fakes import Talker
+from tests.support.stores.held import HeldClock
+
+
+class Calls:
+    """A backend whose calls end when `end` says so."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[str, anyio.Event] = {}
+        self.most = 0
+        self._changed = anyio.Event()
+
+    async def __call__(self, prompt: str) -> str:
+        self.under_way[prompt] = ended = anyio.Event()
+        self.most = max(self.most, len(self.under_way))
+        self._note()
+        await ended.wait()
+        del self.under_way[prompt]
+        self._note()
+        return prompt
+
+    def _note(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def end(self, *prompts: str) -> None:
+        """End the calls, all if none is named, and wait for their ends."""
+        ended = {prompt: self.under_way[prompt] for prompt in prompts or tuple(self.under_way)}
+        for one in ended.values():
+            one.set()
+        while any(self.under_way.get(prompt) is one for prompt, one in ended.items()):
+            await self._changed.wait()
+
+    async def reach(self, count: int) -> None:
+        """Wait until `count` calls are under way."""
+        while len(self.under_way) != count:
+            await self._changed.wait()
+
+
+def rows(count: int, *backends: str) -> DAG:
+    names = [(backend, f"{backend}{row}") for backend in backends for row in range(count)]
+    return DAG(Task(name, prompt=name, backend=backend) for backend, name in names)
+
+
+class Scene:
+    """Runs on held moments, tuned from another runner on the same store."""
+
+    def __init__(self, store: Store, **options: Any) -> None:
+        self.store, self.clock, self.calls = store, HeldClock(), Calls()
+        backends = {"a": self.calls, "b": self.calls}
+        self.runner = ParallelRunner(backends=backends, default="a", store=store, clock=self.clock, **options)
+        self.runs = ParallelRunner(Talker(), store=store).runs
+
+    async def wait_for(self, run: Run, fits: Callable[[object], bool]) -> None:
+        """Have the owner look into its inbox, and wait for an event that is told."""
+        self.clock.look()
+        async for event in run.events():
+            if fits(event):
+                return
+
+    async def tuned(self, run: Run) -> None:
+        await self.wait_for(run, lambda event: isinstance(event, RunTuned))
+
+    async def told(self) -> list[str]:
+        return [event.kind for event in await self.store.list_events("r") if event.kind == RunTuned.kind]
+
+    async def waits(self, task_id: str) -> tuple[WaitKind, str]:
+        reason = (await self.runs.get("r")).tasks[task_id].waits
+        assert reason is not None
+        return reason.kind, reason.text
+
+
+async def test_a_paused_run_starts_nothing_more_and_ends_no_call(store: Store) -> None:
+    scene = Scene(store, concurrency=2)
+    async with scene.runner.start(rows(4, "a"), "r") as run:
+        await scene.calls.reach(2)
+        assert await scene.runs.pause("r")
+        await scene.tuned(run)
+        await scene.calls.end()
+        async for event in run.events():
+            if isinstance(event, TaskCompleted) and event.task_id == "a1":
+                break
+        kind, text = await scene.waits("a2")
+        assert kind is WaitKind.PAUSED
+        assert text.startswith("the run is paused since ")
+        assert not scene.calls.under_way
+        assert await scene.runs.pause("r", off=True)
+        await scene.tuned(run)
+        await scene.calls.reach(2)
+        await scene.calls.end()
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert len(await scene.told()) == 2
+
+
+async def test_a_paused_backend_leaves_the_other_one_alone(store: Store) -> None:
+    scene = Scene(store, concurrency=2)
+    async with scene.runner.start(rows(3, "a", "b"), "r") as run:
+        await scene.calls.reach(2)
+        await scene.runs.pause("r", backend="a")
+        await scene.tuned(run)
+        for left in (2, 1, 0):
+            await scene.calls.end()
+            await scene.calls.reach(left)
+        kind, text = await scene.waits("a2")
+        assert (kind, text.partition(" since ")[0]) == (WaitKind.PAUSED, "a is paused")
+        await scene.runs.pause("r", backend="a", off=True)
+        await scene.tuned(run)
+        await scene.calls.reach(1)
+        await scene.calls.end()
+        assert (await run.result()).status is RunStatus.COMPLETED
+
+
+async def test_a_pause_holds_over_a_resume(store: Store) -> None:
+    first = Scene(store, concurrency=2)
+    async with first.runner.start(rows(4, "a"), "r") as run:
+        await first.calls.reach(2)
+        run.stop()
+    assert not await first.runs.pause("r"), "nobody works on it"
+    second = Scene(store, concurrency=2)
+    async with second.runner.start_resume("r") as run:
+        async for event in run.events():
+            if isinstance(event, RunTuned):
+                break
+        assert not second.calls.under_way
+        run.stop()
+    third = Scene(store, concurrency=2)
+    async with third.runner.start_resume("r") as run:
+        async for event in run.events():
+            if isinstance(event, RunTuned):
+                break
+        assert not third.calls.under_way
+        await third.runs.pause("r", off=True)
+        third.clock.look()
+        await third.calls.reach(2)
+        await third.calls.end()
+        await third.calls.reach(2)
+        await third.calls.end()
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert len(await first.told()) == 2, "a change is told once"
+
+
+async def test_a_run_is_made_wider_and_narrower(store: Store) -> None:
+    scene = Scene(store, concurrency=2)
+    async with scene.runner.start(rows(12, "a"), "r") as run:
+        await scene.calls.reach(2)
+        await scene.runs.tune("r", concurrency=5)
+        await scene.tuned(run)
+        await scene.calls.reach(5)
+        await scene.runs.tune("r", limits={"a": 1})
+        await scene.tuned(run)
+        assert await scene.waits("a11") == (WaitKind.SLOT, "no free slot (5 of 5)")
+        await scene.calls.end()
+        for _ in range(7):
+            await scene.calls.reach(1)
+            await scene.calls.end()
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert scene.calls.most == 5
+
+
+async def test_a_number_of_a_backend_widens_the_run(store: Store) -> None:
+    scene = Scene(store, limits={"a": 2}, concurrency=2)
+    async with scene.runner.start(rows(8, "a"), "r") as run:
+        await scene.calls.reach(2)
+        await scene.runs.tune("r", limits={"a": 6})
+        await scene.tuned(run)
+        await scene.calls.reach(6)
+        await scene.calls.end()
+        await scene.calls.reach(2)
+        await scene.calls.end()
+        assert (await run.result()).status is RunStatus.COMPLETED
+
+
+async def test_a_run_on_shared_slots_is_narrowed_alone(store: Store) -> None:
+    scene = Scene(store, concurrency=4, shared_limits=True)
+    async with scene.runner.start(rows(6, "a"), "r") as run:
+        await scene.calls.reach(4)
+        await scene.runs.tune("r", concurrency=1)
+        await scene.tuned(run)
+        await scene.calls.end("a0", "a1", "a2")
+        await scene.calls.reach(1)
+        async with scene.runner.start(rows(3, "b"), "other") as other:
+            await scene.calls.reach(4)
+            assert [name for name in scene.calls.under_way if name.startswith("a")] == ["a3"]
+            await scene.calls.end("b0", "b1", "b2")
+            await other.result()
+        for _ in range(3):
+            await scene.calls.reach(1)
+            await scene.calls.end()
+            await scene.calls.reach(0)
+            await anyio.lowlevel.checkpoint()
+        assert (await run.result()).status is RunStatus.COMPLETED
+
+
+async def test_what_cannot_be_done_is_said(store: Store) -> None:
+    scene = Scene(store)
+    with pytest.raises(RunNotFound):
+        await scene.runs.pause("r")
+    async with scene.runner.start(rows(1, "a"), "r") as run:
+        await scene.calls.reach(1)
+        with pytest.raises(InvalidRequest, match=r"run r has no backend 'aa'.*did you mean"):
+            await scene.runs.pause("r", backend="aa")
+        with pytest.raises(InvalidRequest, match="1 to 10,000, not 0"):
+            await scene.runs.tune("r", concurrency=0)
+        with pytest.raises(InvalidRequest, match="say how many"):
+            await scene.runs.tune("r")
+        await scene.calls.end()
+        await run.result()
+    with pytest.raises(InvalidRequest, match="run r is completed"):
+        await scene.runs.pause("r")
+    assert await scene.told() == []
+
+
+WRONG = [
+    "",
+    "[]",
+    "{}",
+    '{"backend": null, "paused": null, "slots": null}',
+    '{"backend": null, "paused": true, "slots": 3}',
+    '{"backend": 3, "paused": true, "slots": null}',
+    '{"backend": null, "paused": 1, "slots": null}',
+    '{"backend": null, "paused": null, "slots": true}',
+    f'{{"backend": null, "paused": null, "slots": {MOST_SLOTS + 1}}}',
+]
+
+
+async def test_a_note_that_says_nothing_changes_nothing(store: Store) -> None:
+    """Any process with access to the store can send notes."""
+    scene = Scene(store, concurrency=1)
+    async with scene.runner.start(rows(3, "a"), "r") as run:
+        await scene.calls.reach(1)
+        for body in WRONG:
+            await store.send("r", Note(TUNE, "2026-01-01T00:00:00.000Z", body=body))
+        await scene.runs.tune("r", concurrency=2)
+        await scene.tuned(run)
+        await scene.calls.reach(2)
+        await scene.calls.end()
+        async for event in run.events():
+            if isinstance(event, TaskStarted) and event.task_id == "a2":
+                break
+        await scene.calls.reach(1)
+        await scene.calls.end()
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert len(await scene.told()) == 1
