@@ -39,6 +39,14 @@ async def failure(backend: Remote) -> BackendError:
     return caught.value
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that lets no connection go because this machine has been at something else."""
+    monkeypatch.setattr(http_client, "IDLE_LIMIT", 600.0)
+    monkeypatch.setattr(http_client, "_TAIL_LIMIT", 600.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_one_connection_serves_many_requests(dialect: Dialect) -> None:
     async with serve(events(dialect.parts("x"))) as server, make(dialect, server.url) as backend:
         for _ in range(20):
@@ -46,6 +54,7 @@ async def test_one_connection_serves_many_requests(dialect: Dialect) -> None:
         assert server.opened == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_no_more_connections_than_requests_at_once() -> None:
     async with serve(events(WIRE.parts("x"), pause=0.001)) as server, make(WIRE, server.url) as backend:
         places = asyncio.Semaphore(8)
@@ -69,6 +78,7 @@ async def test_no_more_connections_than_requests_at_once() -> None:
         events(WIRE.parts("x", reason="length")),
     ],
 )
+@pytest.mark.usefixtures("patient")
 async def test_a_failed_answer_keeps_its_connection(answer: Answer) -> None:
     async with serve(answer, events(WIRE.parts("x"))) as server, make(WIRE, server.url) as backend:
         await failure(backend)
@@ -98,6 +108,7 @@ async def test_idle_connections_are_closed_by_the_client(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("earlier", [0, 1], ids=["a fresh connection", "a kept connection"])
+@pytest.mark.usefixtures("patient")
 async def test_a_connection_that_breaks_before_the_answer_is_one_failed_request(earlier: int, dialect: Dialect) -> None:
     answers = [events(dialect.parts("x"))] * earlier
     async with serve(*answers, hang_up, events(dialect.parts("y"))) as server, make(dialect, server.url) as backend:
@@ -148,6 +159,7 @@ async def test_cancelling_closes_the_connection(dialect: Dialect) -> None:
             await server.gone.wait()
 
 
+@pytest.mark.usefixtures("patient")
 def test_each_event_loop_has_connections_of_its_own_which_end_with_it(dialect: Dialect) -> None:
     backends: list[Remote] = []
 
@@ -166,6 +178,7 @@ def test_each_event_loop_has_connections_of_its_own_which_end_with_it(dialect: D
     gc.collect()  # a connection left open would warn, and warnings are errors here
 
 
+@pytest.mark.usefixtures("patient")
 def test_one_client_is_used_by_several_event_loops_in_turn() -> None:
     async def main(port: int) -> int:
         async with serve(events(WIRE.parts("x")), port=port) as server:
