@@ -89,7 +89,15 @@ async def test_a_decision_adds_its_time_to_that_of_the_question(
     await writer.write(START_A, asked)
     await writer.write(replace(ENDS["failed"], at=at(5), duration_s=further))
     [attempt] = await store.list_attempts(RUN, "a")
-    assert attempt.duration_s == 2.5 + (further)
+    assert attempt.duration_s == 2.5 + further
+
+
+async def test_the_time_of_the_question_is_read_by_another_owner(store: MemoryStore, writer: Writer) -> None:
+    await writer.write(START_A, TaskWaiting(at(4), "a", 1, "Which?", asked="{}", duration_s=2.5))
+    store._runs.clear()  # pyright: ignore[reportPrivateUsage]
+    await writer.write(replace(ENDS["failed"], at=at(5), duration_s=1.0))
+    [attempt] = await store.list_attempts(RUN, "a")
+    assert attempt.duration_s == 3.5
 
 
 async def test_crashes_are_counted_from_those_before(store: MemoryStore, writer: Writer) -> None:

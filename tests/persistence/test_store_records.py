@@ -17,8 +17,8 @@ from plait.events import (
     TaskStarted,
     TaskWaiting,
 )
-from plait.persistence import AttemptRecord, MemoryStore, RunRecord
-from plait.persistence.store_records import Claim, TaskRecord
+from plait.persistence import AttemptRecord, MemoryStore, Note, RunRecord
+from plait.persistence.store_records import Claim, NoteRecord, TaskRecord
 from plait.usage import Usage
 from tests.contracts.store.samples import CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, run_becomes
 
@@ -77,6 +77,11 @@ async def test_every_field_of_a_task_is_kept(store: MemoryStore, writer: Writer)
             started_at=at(3), ended_at=at(4),
         ),
     )  # fmt: skip
+
+
+async def test_a_note_about_a_run_needs_no_task_and_no_body(store: MemoryStore, writer: Writer) -> None:
+    await store.send(RUN, Note("cancel", at(5)))
+    assert await store.list_notes(RUN) == (NoteRecord(1, "cancel", at(5), None, "{}"),)
 
 
 async def test_every_field_of_a_run_is_kept(store: MemoryStore, writer: Writer) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from plait.errors import Conflict, Fenced
-from plait.events import RunCancelled, RunFailed, RunStarted
+from plait.events import LeaseRenewed, PolicyDecided, RunCancelled, RunFailed, RunStarted
 from plait.persistence import Batch, RunRecord
 from plait.persistence.write_rules import advance_head, count_applied
 from tests.contracts.store.samples import CLAIMED, CREATED, RUN, RUNNING, at
@@ -47,6 +47,12 @@ def test_a_claim_in_a_batch_is_compared_although_its_writer_was_the_owner_before
 def test_a_run_that_is_cancelled_before_its_start_was_never_started() -> None:
     ended = advance_head(QUEUED, RunCancelled(at(5), RUN), 2)
     assert (ended.started_at, ended.ended_at) == (None, at(5))
+
+
+def test_a_decision_is_the_last_state_of_the_policy() -> None:
+    decided = advance_head(QUEUED, PolicyDecided(at(3), '{"tries":2}'), 2)
+    assert (decided.policy_state, decided.policy_seq) == ('{"tries":2}', 2)
+    assert advance_head(decided, LeaseRenewed(at(4), 9.0), 3) == replace(decided, lease_expires_at=9.0)
 
 
 def test_the_first_start_counts() -> None:
