@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plait import DAG, FailureMode, Retry, RunStatus, Task, TaskStatus
+from plait.task import Check, Join
 from tests.faults.campaigns.bugs import TO_BE_SEEN, unseen
 from tests.faults.campaigns.report import Report
 from tests.faults.crashtest.cases import NEVER, Case, TaskBehaviour, chain_case, plan_case, random_case
@@ -44,6 +45,49 @@ def test_the_end_of_every_failure_mode() -> None:
     assert ends["after-soft"].history[0] == "after-soft|"
     assert run_status(ends) is RunStatus.FAILED
     assert run_status({"a": Expected(TaskStatus.SKIPPED, 1)}) is RunStatus.COMPLETED
+
+
+def test_the_end_of_every_join() -> None:
+    dag = DAG(
+        [
+            Task("bad", "bad"),
+            Task("good", "good"),
+            Task("blocked", "blocked", ["bad"]),
+            Task("first", "first", ["bad", "good"], join="any"),
+            Task("nobody", "nobody", ["bad", "blocked"], join="any"),
+            Task("end", 'end|{{ results["blocked"] }}|{{ results["good"] }}', ["blocked", "good"], join="done"),
+        ]
+    )
+    parts = {task.id: TaskBehaviour(refused=task.id == "bad") for task in dag}
+    ends = expected(Case(dag, parts, ("x",), 1, {}))
+    assert [ends[name].status.value for name in ("first", "nobody", "end")] == ["completed", "pending", "completed"]
+    assert ends["end"].history[0] == f"end||{ends['good'].value}"
+
+
+@pytest.mark.parametrize(("join", "is_early"), [("all", True), ("any", False), ("done", True)])
+def test_a_joined_task_may_start_before_some_ends_are_stored(join: Join, is_early: bool) -> None:
+    dag = DAG([Task("a", "a"), Task("b", "b"), Task("j", "j", ["a", "b"], join=join)])
+    case = Case(dag, {task.id: TaskBehaviour() for task in dag}, ("x",), 3, {})
+    statuses = {"a": "completed", "b": "running", "j": "running"}
+    stored = {
+        name: {"status": status, "result": "", "attempts": [[1, status]], "damaged": False}
+        for name, status in statuses.items()
+    }
+    lines = [BEGIN, ["exec", "j", 1, 0.0], ["begin", 2, "resume"], ["found", {"tasks": stored}]]
+    told = [line for line in Judge(case).judge(lines).broken if line.startswith("I4")]
+    assert bool(told) is is_early
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_evidence_of_a_check_is_looked_for(is_there: bool) -> None:
+    checked = Task("a", "a", check=Check(passes="{{ answer }} != ''"))
+    case = Case(DAG([checked]), {"a": TaskBehaviour()}, ("x",), 1, {})
+    [end] = expected(case).values()
+    said = [mark(text) for text in (*end.history, *["check: condition"] * is_there)]
+    stored = {"status": "completed", "result": end.result, "attempts": [[1, "completed"]], "damaged": False}
+    whole = {"status": "completed", "owned": False, "completions": {"a": 1}, "growths": {}}
+    lines = [BEGIN, ["exec", "a", 1, 0.0], ["end", "completed", {**whole, "tasks": {"a": {**stored, "said": said}}}]]
+    assert (Judge(case).judge(lines).broken == []) is is_there
 
 
 def test_a_case_is_all_in_its_seed() -> None:

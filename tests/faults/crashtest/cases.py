@@ -11,7 +11,7 @@ from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RecordedRun
-from plait.task import FailureMode, Retry, Task
+from plait.task import Check, FailureMode, Retry, Task
 
 NEVER = 1_000_000
 """More failures than any retry policy allows."""
@@ -67,8 +67,8 @@ class Case:
 def random_case(seed: int) -> Case:
     """Return a random case: failures, retries, every failure mode, continued conversations, slow and instant tasks.
 
-    Some tasks have conditions. Two of every four seeds have tasks that add tasks. Cases of even seeds are small enough
-    for a kill at every hit.
+    Some tasks have conditions, joins or checks. Two of every four seeds have tasks that add tasks. Cases of even seeds
+    are small enough for a kill at every hit.
     """
     rng = random.Random(f"case {seed}")
     count = rng.randint(5, 14) if seed % 2 else rng.randint(2, 4)
@@ -80,7 +80,7 @@ def random_case(seed: int) -> Case:
         parts[task.id] = lasting(task, _part(rng))
     limits = {name: rng.randint(1, 3) for name in _BACKENDS if rng.random() < 0.3}
     case = Case(DAG(tasks, name=f"case {seed}"), parts, _BACKENDS, rng.randint(1, 6), limits)
-    return _conditioned(_grown(case, seed) if seed % 4 in GROWING else case, seed)
+    return _joined(_conditioned(_grown(case, seed) if seed % 4 in GROWING else case, seed), seed)
 
 
 def _conditioned(case: Case, seed: int) -> Case:
@@ -98,6 +98,25 @@ def _conditioned(case: Case, seed: int) -> Case:
                 f"'{rng.choice('0123456789abcdef')}' {rng.choice(['in', 'not in'])} {use_of(name, case.parts[name])}"
             )
             tasks.append(replace(task, when=condition))
+        else:
+            tasks.append(task)
+    return replace(case, dag=DAG(tasks, name=case.dag.name))
+
+
+def _joined(case: Case, seed: int) -> Case:
+    """Return `case` with joins of some tasks, and checks of some answers, which pass. A separate generator as above."""
+    rng = random.Random(f"joins {seed}")
+    lists = {task.id for task in case.dag if task.for_each is not None}
+    tasks: list[Task] = []
+    for task in case.dag:
+        # A field of a result that is not there could not be used.
+        plain = not any(case.parts[name].structured for name in task.depends_on) and not lists & set(task.depends_on)
+        is_free = task.for_each is None and task.continues is None and task.when is None
+        if plain and is_free and len(task.depends_on) > 1 and rng.random() < 0.5:
+            joined = replace(task, join=rng.choice(["any", "done"]))
+            tasks.append(replace(joined, prompt=prompt_of(joined, case.parts)))
+        elif task.for_each is None and not case.parts[task.id].structured and rng.random() < 0.2:
+            tasks.append(replace(task, check=Check(passes="{{ answer }} != ''", tries=1)))
         else:
             tasks.append(task)
     return replace(case, dag=DAG(tasks, name=case.dag.name))
@@ -141,8 +160,10 @@ def lasting(task: Task, part: TaskBehaviour) -> TaskBehaviour:
 
 
 def prompt_of(task: Task, parts: Mapping[str, TaskBehaviour]) -> str:
-    """Return a prompt with the results of all dependencies: a wrong result changes the answer of the task."""
-    uses = [use_of(name, parts[name]) for name in task.upstream]
+    """Return a prompt with the results of all dependencies: a wrong result changes the answer of the task. Which
+    results are there for the first of several is a matter of time.
+    """
+    uses = [use_of(name, parts[name]) for name in task.upstream] if task.join != "any" else []
     return "|".join([task.id, *(["{{ item }}"] if task.for_each else []), *uses])
 
 

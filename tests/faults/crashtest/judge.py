@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plait.runner.domain.continuation import EVIDENCE
 from plait.runner.engine.attempt import INTERRUPTED
 from plait.statuses import TASK_DONE, TaskStatus
 from tests.faults.crashtest import ledger as words
 from tests.faults.crashtest.cases import Case
 from tests.faults.crashtest.ledger import Line
-from tests.faults.crashtest.oracle import Expected, forecast, passes, run_status
+from tests.faults.crashtest.oracle import Expected, forecast, may_follow, passes, run_status
 from tests.faults.crashtest.snapshot import mark
 
 Held = Mapping[str, Any]
@@ -134,13 +135,25 @@ class Judge:
             attempts = len(tasks[name]["attempts"]) if name in tasks else 0
             if attempts < executions:
                 self._report("I4", f"{name} was executed {executions} times, and {attempts} starts are stored")
-            for before in self._dag[name].upstream:
-                if before not in tasks or not passes(self._dag[before], TaskStatus(tasks[before]["status"])):
-                    self._report("I4", f"{name} was executed before the end of {before} was stored")
+            for before in self._awaited(name, tasks):
+                self._report("I4", f"{name} was executed before the end of {before} was stored")
         self._in_flight.update(name for name in self._process if not _is_done(tasks, name))
         self._settled = {name for name in tasks if _is_done(tasks, name)} - damaged
         self._handed = {name for name in tasks if _is_under_way(tasks, name) and not self._process[name]}
         self._process.clear()
+
+    def _awaited(self, name: str, tasks: Mapping[str, Any]) -> list[str]:
+        """Return the dependencies for whose ends the task has to wait: none if what is stored lets it start."""
+        task = self._dag[name]
+        stored = {
+            one: TaskStatus(tasks[one]["status"]) if one in tasks else TaskStatus.PENDING for one in task.upstream
+        }
+        if task.join == "done":
+            never = {one for one in stored if self._ends[one].status is TaskStatus.PENDING}
+            return [one for one, status in stored.items() if status not in TASK_DONE and one not in never]
+        if may_follow(task, [(self._dag[one], status) for one, status in stored.items()]):
+            return []
+        return [one for one, status in stored.items() if not passes(self._dag[one], status)]
 
     def _acks_are_in(self, tasks: Mapping[str, Any]) -> None:
         for name, told in self._acked.items():
@@ -229,10 +242,12 @@ class Judge:
 
     def _was_said(self, name: str, end: Expected, said: list[str]) -> bool:
         """Return whether the messages are the prompt and the answer, with an optional note about an interruption in
-        between.
+        between, and behind them the evidence of a check.
         """
         prompt, answer = (mark(text) for text in end.history[-2:])
-        return said == [prompt, answer] or (self._in_flight[name] > 0 and said == [prompt, mark(INTERRUPTED), answer])
+        answered = [answer] if self._dag[name].check is None else [answer, mark(EVIDENCE)]
+        told = self._in_flight[name] > 0 and said == [prompt, mark(INTERRUPTED), *answered]
+        return said == [prompt, *answered] or told
 
 
 def _is_done(tasks: Mapping[str, Any], name: str) -> bool:

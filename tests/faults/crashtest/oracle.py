@@ -78,6 +78,13 @@ def passes(task: Task, status: TaskStatus) -> bool:
     return soft or status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
 
 
+def may_follow(task: Task, ends: Sequence[tuple[Task, TaskStatus]]) -> bool:
+    """Return whether `task` may start after these ends of its dependencies; a pending one never starts."""
+    if task.join == "done" or (task.join == "any" and any(status is TaskStatus.COMPLETED for _, status in ends)):
+        return True
+    return all(passes(one, status) for one, status in ends)
+
+
 class _Prediction:
     """Computes the ends of the tasks one after the other, in any order allowed by the dependencies."""
 
@@ -111,7 +118,7 @@ class _Prediction:
         return [name for name in task.upstream if name not in partners]
 
     def _predict(self, task: Task, needed: Sequence[str]) -> None:
-        if not all(passes(self.tasks[name], self.ends[name].status) for name in needed):
+        if not may_follow(task, [(self.tasks[name], self.ends[name].status) for name in needed]):
             self.ends[task.id] = Expected(TaskStatus.PENDING, 0)
         elif task.for_each is None:
             self._ended(task, self._end(task) if self._is_wanted(task) else Expected(TaskStatus.SKIPPED, 0))
