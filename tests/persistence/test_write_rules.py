@@ -7,10 +7,19 @@ from dataclasses import replace
 import pytest
 
 from plait.errors import Conflict, Fenced
-from plait.events import LeaseRenewed, PolicyDecided, RunCancelled, RunFailed, RunStarted
+from plait.events import (
+    LeaseRenewed,
+    NewTask,
+    PolicyDecided,
+    RunCancelled,
+    RunFailed,
+    RunReleased,
+    RunStarted,
+    TasksAdded,
+)
 from plait.persistence import Batch, RunRecord
-from plait.persistence.write_rules import advance_head, count_applied
-from tests.contracts.store.samples import CLAIMED, CREATED, RUN, RUNNING, at
+from plait.persistence.write_rules import advance_head, check_added, conflict, count_applied
+from tests.contracts.store.samples import CLAIMED, CREATED, RUN, RUNNING, START_A, at
 
 QUEUED = RunRecord(RUN, CREATED.name, "queued", CREATED.at, settings=CREATED.settings, last_seq=1)
 
@@ -60,3 +69,45 @@ def test_the_first_start_counts() -> None:
     assert (first.started_at, first.ended_at) == (at(3), None)
     failed = advance_head(first, RunFailed(at(5), RUN, "no"), 3)
     assert (failed.started_at, failed.ended_at, failed.error) == (at(3), at(5), "no")
+
+
+def test_a_refused_change_is_told_with_what_is_stored() -> None:
+    absent = f"run '{RUN}': TaskStarted names task 'a', which the run does not have"
+    assert str(conflict(RUN, START_A, None)) == absent
+    late = f"run '{RUN}': TaskStarted of task 'a' (attempt 1) does not follow: the task is completed, attempt 2"
+    assert str(conflict(RUN, START_A, ("completed", 2))) == late
+
+
+@pytest.mark.parametrize(
+    ("tasks", "added_by", "said"),
+    [
+        ([NewTask("a", "p")], None, "adds task 'a', which the run has already"),
+        ([NewTask("d", "p"), NewTask("d", "p")], None, "adds task 'd', which the run has already"),
+        ([NewTask("d", "p", ("e",))], None, "adds task 'd', which depends on 'e'; the run has no such task"),
+        ([NewTask("d", "p")], "e", "names 'e' as the adding task; the run has no such task"),
+        ([NewTask("d", "p", ("a", "e")), NewTask("e", "p", ("d",))], "a", None),
+    ],
+)
+def test_tasks_are_added_once_and_behind_tasks_of_the_run(
+    tasks: list[NewTask], added_by: str | None, said: str | None
+) -> None:
+    added = TasksAdded(at(3), tuple(tasks), added_by)
+    if said is None:
+        check_added(RUN, added, {"a"})
+    else:
+        with pytest.raises(Conflict) as refused:
+            check_added(RUN, added, {"a"})
+        assert str(refused.value) == f"run '{RUN}': TasksAdded {said}"
+
+
+def test_who_releases_a_run_leaves_the_time_from_which_it_goes_on() -> None:
+    claimed = advance_head(QUEUED, CLAIMED, 2)
+    released = advance_head(claimed, RunReleased(at(3), 99.0), 3)
+    assert released == replace(claimed, owner=None, lease_expires_at=99.0)
+    assert advance_head(claimed, RunReleased(at(3)), 3) == replace(claimed, owner=None, lease_expires_at=None)
+
+
+def test_a_run_is_created_by_its_first_change_alone() -> None:
+    assert advance_head(QUEUED, CREATED, 1) is QUEUED
+    with pytest.raises(Conflict, match=r"^run 'run-1': RunCreated can only be change 1, not change 2$"):
+        advance_head(QUEUED, CREATED, 2)
