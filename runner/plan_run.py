@@ -10,8 +10,8 @@ from plait.backends.function_backend import as_backend
 from plait.backends.specs.backend_specs import CommandSpec
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
-from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.client.create_run import new_run
+from plait.runner.client.run_backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.run_options import DEFAULT_BACKEND, StoreOrPlace
 from plait.runner.plan import plan_file

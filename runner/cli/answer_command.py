@@ -13,8 +13,8 @@ from plait.runner.cli.command_options import async_command, complete, json_optio
 from plait.runner.cli.run_report import answering_command, list_waiting, print_json, print_watch_notice, question_facts
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
 from plait.runner.client.answer_task import How
+from plait.runner.client.run_backends import TrustedBackends
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, existing_store, find_run, find_task, read_only_store
-from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.lease import Liveness, liveness, shown_status
 from plait.runner.engine.run_options import StorePlace

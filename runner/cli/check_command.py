@@ -16,8 +16,8 @@ from plait.runner.cli.command_line import COMPLETED, FAILED, USAGE
 from plait.runner.cli.command_options import complete, json_option, read_plan, set_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, visible
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.store_place import find_run, read_only_store
-from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.drawing.dag_layout import layers
 from plait.runner.engine.answer_check import play_again
 from plait.runner.engine.run_options import DEFAULT_BACKEND, StorePlace, policy_backends

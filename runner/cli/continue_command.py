@@ -22,8 +22,8 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.ctrl_c import end_at_second
 from plait.runner.cli.run_report import print_watch_notice
 from plait.runner.cli.terminal_output import output, print_line, print_note, visible, without_controls
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.store_place import existing_store, find_run, find_task
-from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.views.view_models import ReplyView
 from plait.safe_text import is_utf8
 

@@ -30,8 +30,8 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_reuse, require_again, summarize_reuse
 from plait.runner.cli.terminal_output import print_note
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.store_place import existing_store, find_run, read_only_store, runs_of_plan
-from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import read_settings

@@ -23,9 +23,8 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import output, print_note
-from plait.runner.client.backend_set import BackendOptions
 from plait.runner.client.offered_plans import LocalPlans, named_plans
-from plait.runner.client.trusted_backends import TrustedBackends
+from plait.runner.client.run_backends import BackendOptions, TrustedBackends
 from plait.runner.engine.run_options import open_store
 
 

@@ -17,8 +17,8 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.terminal_output import print_note
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.store_place import existing_store, find_run
-from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
 from plait.runner.engine.run_options import StorePlace
 
 

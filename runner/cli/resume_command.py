@@ -30,15 +30,15 @@ from plait.runner.cli.preview_report import print_resume
 from plait.runner.cli.run_progress import Progress
 from plait.runner.cli.run_report import print_watch_notice
 from plait.runner.cli.terminal_output import print_note
-from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import existing_store, find_newest_resumable, find_run, read_only_store
-from plait.runner.client.trusted_backends import (
+from plait.runner.client.run_backends import (
     FileOptions,
     StoredBackends,
     TrustedBackends,
     plan_changes,
     repaired_prompts,
 )
+from plait.runner.client.runs import Runs
+from plait.runner.client.store_place import existing_store, find_newest_resumable, find_run, read_only_store
 from plait.runner.domain.dag import group_of
 from plait.runner.plan import PlanError
 from plait.runner.policies.goal_messages import ANSWER_ID

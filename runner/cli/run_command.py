@@ -39,17 +39,17 @@ from plait.runner.cli.preview_report import (
 )
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
-from plait.runner.client.backend_set import (
+from plait.runner.client.create_run import new_run
+from plait.runner.client.run_backends import (
     BackendOptions,
     BackendSet,
     backend_set_of_plan,
+    backends_of_file_only,
     queue_run,
 )
-from plait.runner.client.create_run import new_run
 from plait.runner.client.run_estimate import estimate_run
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import RunsOfPlan, existing_store, find_run, read_only_store
-from plait.runner.client.trusted_backends import backends_of_file_only
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team

@@ -29,10 +29,15 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import as_line, print_line, print_note
-from plait.runner.client.backend_set import BackendOptions, BackendSet, backend_set_of_file, queueing_options
+from plait.runner.client.run_backends import (
+    BackendOptions,
+    BackendSet,
+    TrustedBackends,
+    backend_set_of_file,
+    queueing_options,
+)
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED
-from plait.runner.client.trusted_backends import TrustedBackends
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, open_store
 from plait.runner.serving.server_token import listen, server_access, url_of

@@ -33,13 +33,13 @@ from plait.runner.cli.terminal_output import (
     print_section,
     print_table,
 )
-from plait.runner.client.store_place import find_run, find_task, read_only_store, stores_backends
+from plait.runner.client.store_place import find_run, find_task, read_only_store
 from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
-from plait.runner.state.stored_run import read_settings
+from plait.runner.state.stored_run import read_settings, stores_backends
 from plait.runner.views.event_sentences import (
     counted,
     event_sentence,

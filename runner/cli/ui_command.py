@@ -19,7 +19,7 @@ from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import async_command, json_option, log_options, store_option
 from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
 from plait.runner.cli.terminal_output import print_line, print_note
-from plait.runner.client.trusted_backends import TrustedBackends
+from plait.runner.client.run_backends import TrustedBackends
 from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
 from plait.runner.serving.server_token import (
     listen,

@@ -22,8 +22,8 @@ from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.follow_run import PlainDisplay
 from plait.runner.cli.run_report import store_failures
 from plait.runner.cli.terminal_output import as_line, print_note
+from plait.runner.client.run_backends import FileOptions
 from plait.runner.client.run_worker import Worker, WorkerOptions
-from plait.runner.client.trusted_backends import FileOptions
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.views.event_sentences import counted, seconds

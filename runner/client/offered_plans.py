@@ -21,7 +21,7 @@ from plait.backends.specs.backend_specs import BackendSpec, CommandSpec
 from plait.errors import InvalidRequest, PlaitError, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
-from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan, queue_run, read_plan_data
+from plait.runner.client.run_backends import BackendOptions, backend_set_of_plan, queue_run, read_plan_data
 from plait.runner.client.runs import Runs
 from plait.runner.plan import Plan, PlanError, PlanProblem, parse_plan
 from plait.runner.plan.plan_file import NAME_IT

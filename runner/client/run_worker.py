@@ -16,7 +16,7 @@ from plait import events
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.store_protocol import Store
-from plait.runner.client.trusted_backends import FileOptions, TrustedBackends
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import LEASE_SECONDS

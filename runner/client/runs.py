@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from plait import events
 from plait.backends.backend_protocol import Reply
+from plait.clock_and_ids import iso
 from plait.errors import PlaitError, RunNotFound, RunOwned, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
@@ -28,7 +29,6 @@ from plait.runner.client.answer_task import (
     apply_decision,
     wait_for_answer,
 )
-from plait.runner.client.cancel_run import cancel_run
 from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
@@ -41,34 +41,48 @@ from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.drawing.dag_picture import coordinates
 from plait.runner.engine.checkpointer import unbounded
-from plait.runner.engine.event_feed import LiveText, TextPiece
-from plait.runner.engine.inbox import LOOK_EVERY_S
+from plait.runner.engine.event_feed import Feed, LiveText, TextPiece
+from plait.runner.engine.inbox import LOOK_EVERY_S, wake
+from plait.runner.engine.lease import is_live, owner_is_gone, seems_free, wait_for_expiry
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
 from plait.runner.recovery.given_answers import first_notes, open_questions
-from plait.runner.recovery.resume import OnUnreached, Preview, ResumeOptions, continued_run, preview
+from plait.runner.recovery.resume import (
+    OnUnreached,
+    Preview,
+    ResumeOptions,
+    continued_run,
+    end_run_on_hosts,
+    finish_cancelling,
+    preview,
+)
 from plait.runner.reuse.earlier_answers import (
     ReuseFrom,
     require_tasks,
 )
+from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
     StoredRun,
+    asks_for_cancel,
+    cancel_note,
     decode_dag,
+    stored_record,
     stored_run,
 )
 from plait.runner.views.live_view import LiveView
 from plait.runner.views.read_views import find_runs, history, list_questions, look_up, run_view, task_detail
 from plait.runner.views.result_rows import result_rows
 from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
-from plait.statuses import RunStatus
+from plait.statuses import RUN_DONE, RunStatus
 from plait.task import Task
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 POLL_SECONDS = 0.2
 AS_STORED = ResumeOptions()
+_LOOK_AGAIN_S = 0.2
 
 
 class Need(Enum):
@@ -409,7 +423,7 @@ class Runs:
         Raises StoreRequired, RunNotFound, StoreError. Cancelling this call does not withdraw the request.
         """
         async with self._backends_of(run_id, Need.CANCEL) as options:
-            return await cancel_run(options, run_id, wait, on_unreached)
+            return await _cancel_run(options, run_id, wait, on_unreached)
 
     @_with_open_store
     async def pause(self, run_id: str, *, backend: str | None = None, off: bool = False) -> bool:
@@ -642,6 +656,44 @@ class Runs:
             pass  # another process continues the run
         except PlaitError as error:
             logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
+
+
+async def _cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:
+    """Cancel the run, by its live owner or else by this process. See `Runs.cancel`."""
+    ends = config.clock.monotonic() + wait
+    told, watched = False, None
+    while True:
+        store, record = await stored_record(config.store, run_id)
+        if RunStatus(record.status) in RUN_DONE:
+            if record.owner is None and RunStatus(record.status) is RunStatus.CANCELLED:
+                await kill_orphans(store, run_id)  # the cancelling process may have died before
+                await end_run_on_hosts(config, record, record.epoch, on_unreached)
+            return RunStatus(record.status)
+        if not (told or owner_is_gone(record)):
+            asked = RunStatus(record.status) is RunStatus.CANCELLING
+            if not (asked or await asks_for_cancel(store, run_id, await store.list_notes(run_id))):
+                await store.send(run_id, cancel_note(record, iso(config.clock.wall())))
+            wake(record.owner)
+            told = True
+        is_late = config.clock.monotonic() >= ends
+        may_answer = is_live(record, config.clock.wall()) or not (is_late or seems_free(record))
+        if not may_answer and (record.owner is None or record.owner != watched):
+            try:
+                return await _cancel_from_here(config, run_id, on_unreached)
+            except RunOwned:  # another process claimed the run first, or the owner has written meanwhile
+                watched = record.owner if told else None
+                continue
+        if is_late:
+            return RunStatus.CANCELLING
+        await config.clock.sleep(_LOOK_AGAIN_S)
+
+
+async def _cancel_from_here(config: RunOptions, run_id: str, on_unreached: OnUnreached) -> RunStatus:
+    run = await stored_run(config.store, run_id)
+    if run.status in RUN_DONE:
+        return run.status
+    await wait_for_expiry(config, run)
+    return (await finish_cancelling(config, run, Feed(), on_unreached)).status
 
 
 async def _execute(driven: _Driven, run: Run) -> RunStatus:

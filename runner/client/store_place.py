@@ -11,7 +11,7 @@ from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.state.stored_run import read_settings
+from plait.runner.state.stored_run import read_settings, stores_backends
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 
@@ -53,7 +53,7 @@ def runs_of_plan(path: Path | None) -> RunsOfPlan | None:
     """Return the runs of the plan file that a person names. Raises InvalidRequest, PlanError."""
     if path is None:
         return None
-    from plait.runner.client.backend_set import read_plan_data  # noqa: PLC0415 - the reader of plans is slow to load
+    from plait.runner.client.run_backends import read_plan_data  # noqa: PLC0415 - the reader of plans is slow to load
 
     return RunsOfPlan(str(read_plan_data(path).get("name") or path.stem), path.resolve())
 
@@ -120,15 +120,6 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
         shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
-
-
-def stores_backends(run: RunRecord) -> bool:
-    """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
-    runs can be resumed by the command. `run` includes its settings.
-    """
-    settings = read_settings(run)
-    kinds = {"backends": dict, "default_backend": str, "folder": str}
-    return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
 
 
 async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:

@@ -49,6 +49,15 @@ def _parse_settings(text: str) -> Mapping[str, Any]:
     return settings
 
 
+def stores_backends(run: RunRecord) -> bool:
+    """Return whether the stored settings name the backends of the run, as for every run made by the command. Only such
+    runs can be resumed by the command. `run` includes its settings.
+    """
+    settings = read_settings(run)
+    kinds = {"backends": dict, "default_backend": str, "folder": str}
+    return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
+
+
 @dataclass(frozen=True, slots=True)
 class StoredRun:
     """A run as read from the store."""

@@ -19,7 +19,7 @@ from plait.backends import OpenAIBackend
 from plait.backends.specs.backend_specs import build
 from plait.events import BackendThrottled, TaskCompleted
 from plait.persistence import SQLiteStore
-from plait.runner.client.backend_set import BackendSet
+from plait.runner.client.run_backends import BackendSet
 from plait.runner.plan import parse_plan
 from tests.support.remotes import dialect, make
 from tests.support.sharing import Meter, wide

@@ -10,7 +10,7 @@ import pytest
 from anyio.to_thread import run_sync
 
 from plait.backends.prices import Price
-from plait.runner.client.backend_set import read_prices
+from plait.runner.client.run_backends import read_prices
 from tests.support.processes.command import Done, plait
 from tests.support.wire import ChatCompletions, events, serve
 

@@ -12,7 +12,7 @@ import pytest
 from plait import DAG, ParallelRunner, Plan, Runs, RunStatus, Task
 from plait.errors import BackendMissing, KeyConflict, RunExists, RunOwned, StoreError, StoreRequired
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan
+from plait.runner.client.run_backends import BackendOptions, backend_set_of_plan
 from plait.workflows import FollowUp, FollowUps
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait

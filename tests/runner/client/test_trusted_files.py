@@ -17,17 +17,18 @@ import pytest
 
 from plait import DAG, SQLiteStore, Task
 from plait.persistence import MemoryStore
-from plait.runner.client import trusted_backends
-from plait.runner.client.backend_set import (
+from plait.runner.client import run_backends
+from plait.runner.client.run_backends import (
     BackendOptions,
+    FileOptions,
     backend_set_of_file,
     backend_set_of_plan,
     called_plan_data,
     queue_run,
     queueing_options,
+    why_untrusted,
 )
 from plait.runner.client.runs import Runs
-from plait.runner.client.trusted_backends import FileOptions, why_untrusted
 from plait.runner.plan.plan_file import Plan
 from plait.runner.state.stored_run import stored_run
 from tests.support.processes.command import PLAIT, environment, plait_here
@@ -213,7 +214,7 @@ async def test_a_plan_with_many_commands_is_read_as_often_as_one_with_few(
         reads.append(path)
         return called_plan_data(path)
 
-    monkeypatch.setattr(trusted_backends, "called_plan_data", read)
+    monkeypatch.setattr(run_backends, "called_plan_data", read)
     counts: list[int] = []
     for tasks in (1, 20):
         path = tmp_path / f"{tasks}.yaml"
@@ -222,7 +223,7 @@ async def test_a_plan_with_many_commands_is_read_as_often_as_one_with_few(
         run_id = await queue_run(plan, backend_set_of_plan(plan, BackendOptions()), store, None)
         run = await stored_run(store, run_id)
         files = FileOptions(plans=None if plans is None else (path.parent,))
-        trusted_backends.StoredBackends.of(run.record, files).require_commands(run.state.dag)
+        run_backends.StoredBackends.of(run.record, files).require_commands(run.state.dag)
         counts.append(len(reads))
         reads.clear()
     assert counts[0] == counts[1]

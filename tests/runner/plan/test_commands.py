@@ -13,8 +13,8 @@ from plait.backends import CommandBackend
 from plait.backends.specs.backend_specs import BackendSpec
 from plait.errors import DAGError, PlanError
 from plait.persistence import MemoryStore
-from plait.runner.client.backend_set import BackendOptions, backend_set_of_plan
 from plait.runner.client.offered_plans import posted_plan
+from plait.runner.client.run_backends import BackendOptions, backend_set_of_plan
 from plait.runner.plan.plan_file import parse_plan
 from plait.task import COMMAND_BACKEND
 from tests.support.growth import talker

@@ -20,8 +20,8 @@ from mcp.client.stdio import stdio_client
 from plait import DAG, ParallelRunner, PersonBackend, Task
 from plait.clock_and_ids import Clock
 from plait.persistence import MemoryStore
-from plait.runner.client.backend_set import BackendOptions
 from plait.runner.client.offered_plans import LocalPlans
+from plait.runner.client.run_backends import BackendOptions
 from plait.runner.engine.inbox import AnswerNote, answer_note
 from plait.runner.serving.mcp_server import RunTools
 from tests.support.agents.logs import wait_for
