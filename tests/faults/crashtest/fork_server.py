@@ -20,7 +20,9 @@ from typing import Literal
 from tests.faults.crashtest.child import ProcessStart, be_child
 
 HANG_SECONDS, HANG_SECONDS_A_TASK = 20.0, 0.05
-"""The time limit of a child: a fixed part and a part per task. A task of a fake backend takes milliseconds."""
+"""The time limit of a child: a fixed part and a part per task, where a task of a fake backend takes milliseconds. On a
+machine whose cores have to be shared, as many times as long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ class ForkedProcess:
         # The child holds the other end of a pipe until death, so that `wait` needs no busy loop.
         self._alive, writing = os.pipe()
         self._status: int | None = None
-        self._limit = HANG_SECONDS + HANG_SECONDS_A_TASK * len(start.case.dag)
+        shared = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        self._limit = shared * (HANG_SECONDS + HANG_SECONDS_A_TASK * len(start.case.dag))
         self.forked_at = time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
