@@ -228,8 +228,8 @@ class Oracle:
         return name in self._gathering and part.startswith(f"{name}.")
 
     def _note_needs(self, task: dict[str, Any], prefix: str) -> None:
-        name, repeat = prefix + task["id"], task.get("repeat", 1)
-        samples = [f"{name}.{number}" for number in range(1, repeat + 1)] if repeat > 1 else []
+        name = prefix + task["id"]
+        samples = _with_samples(name, task)[1:]
         needs = [prefix + each for each in (*task["after"], *([task["over"]] if "over" in task else []))]
         self._needs |= {name: samples} | dict.fromkeys(samples, needs) if samples else {name: needs}
         if task.get("race"):
@@ -255,8 +255,8 @@ class Oracle:
     def _end(self, task: dict[str, Any], prefix: str, status: str) -> None:
         name, repeat = prefix + task["id"], task.get("repeat", 1)
         if repeat > 1:
-            for number in range(1, repeat + 1):
-                self._set(f"{name}.{number}", status)
+            for sample in _with_samples(name, task)[1:]:
+                self._set(sample, status)
             # A vote without an answer ends as a failure does; behind a hard one it cannot start.
             status = PENDING if status == FAILED and task["mode"] == "hard" else status
         self._set(name, status)
@@ -340,7 +340,7 @@ class Oracle:
             value = f"{task['id']} {given}" + (f" {previous}" if is_loop else "")
             begin = f"{name}." + (f"{number}." if is_loop else "")
             values = self.play(task["inner"], begin, value)
-            own = [(begin + one["id"], one["mode"]) for one in task["inner"]]
+            own = [(each, one["mode"]) for one in task["inner"] for each in _with_samples(begin + one["id"], one)]
             self._needs[name] = [*self._needs[name], *(one for one in self.statuses if one.startswith(begin))]
             if any(self.statuses[one] != CANCELLED and self._is_dead(self.statuses[one], mode) for one, mode in own):
                 return self._fail(task, prefix)
@@ -358,6 +358,11 @@ class Oracle:
     def absent(self) -> set[str]:
         """The tasks of cancelled ones that were never there."""
         return {name for name in self.statuses if name not in self.found and self._is_lost(name)}
+
+
+def _with_samples(name: str, task: dict[str, Any]) -> list[str]:
+    repeat = task.get("repeat", 1)
+    return [name, *(f"{name}.{number}" for number in range(1, repeat + 1 if repeat > 1 else 1))]
 
 
 def _is_part(task_id: str, whole: str) -> bool:
