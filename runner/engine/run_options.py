@@ -390,7 +390,7 @@ def prepared(dag: DAG, options: RunOptions) -> DAG:
     tasks = [fill(task, dag.backend_of(task)) for task in dag]
     if not all(map(operator.is_, tasks, dag)):
         dag = DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth)
-    return with_digests(dag)
+    return with_digests(dag) if any(task.files for task in dag) else dag
 
 
 def argument_filler(
