@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import click
@@ -10,19 +10,16 @@ import click
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.command_options import async_command, complete, json_option, print_next, store_option
-from plait.runner.cli.run_report import answering_command, list_waiting, print_json, print_watch_notice, question_facts
+from plait.runner.cli.run_report import answering_command, print_json, print_watch_notice, question_facts
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
 from plait.runner.client.answer_task import How
 from plait.runner.client.run_backends import TrustedBackends
 from plait.runner.client.store_place import MAX_RUNS_SEARCHED, existing_store, find_run, find_task, read_only_store
 from plait.runner.domain.asked_question import asking_of
-from plait.runner.engine.lease import Liveness, liveness, shown_status
 from plait.runner.engine.run_options import StorePlace
-from plait.runner.recovery.resume_plan import ResumeAction
-from plait.runner.state.stored_run import decode_task
-from plait.runner.views.view_models import AskedView, QuestionView, view_json, view_of
+from plait.runner.views.view_models import AskedView, QuestionView, view_json
 from plait.safe_text import is_utf8
-from plait.statuses import RUN_DONE, RunStatus, TaskStatus
+from plait.statuses import RUN_DONE, RunStatus
 
 
 @async_command("answer")
@@ -107,57 +104,30 @@ def _describe_result(record: RunRecord, taken: bool) -> str:
 async def _print_questions(word: str | None, path: StorePlace, as_json: bool) -> None:
     """Print the questions of the run that `word` names, or of every run in the store."""
     async with read_only_store(path) as store:
-        runs = [await find_run(store, word)] if word is not None else await _list_waiting_runs(store)
-        found = [(run, [*await list_waiting(store, run.run_id), *await _list_interrupted(store, run)]) for run in runs]
+        run_id = None if word is None else (await find_run(store, word)).run_id
+        for run in await store.list_runs(MAX_RUNS_SEARCHED) if word is None else ():
+            if run.damaged:
+                print_note(as_line(run.error or ""))
+        runs = TrustedBackends(store, note=print_note).runs()
+        waiting = await runs.list_questions(run_id, interrupted=True)
     if as_json:
-        print_json([_as_json(one, path) for _, waiting in found for one in waiting])
+        print_json([_as_json(one, path) for one in waiting])
         return
-    for run, waiting in found:
-        if waiting:
-            _print_run(run, waiting, path)
-    if not any(waiting for _, waiting in found):
-        print_line(
-            "nothing waits for a person" + (f" in run {visible(found[0][0].run_id)}" if word is not None else "")
-        )
+    for (of, name), questions in groupby(waiting, lambda one: (one.run_id, one.run_name)):
+        print_line(f"run {visible(of)}  {as_line(name)}".rstrip())
+        for one in questions:
+            _print_question(one, path)
+        print_line("")
+    if not waiting:
+        print_line("nothing waits for a person" + ("" if run_id is None else f" in run {visible(run_id)}"))
 
 
-async def _list_waiting_runs(store: Store) -> list[RunRecord]:
-    runs = await store.list_runs(MAX_RUNS_SEARCHED)
-    for run in runs:
-        if run.damaged:
-            print_note(as_line(run.error or ""))
-    asks = (TaskStatus.WAITING_INPUT, TaskStatus.RUNNING)
-    return [run for run in runs if any(map(run.counts.get, asks)) and RunStatus(run.status) not in RUN_DONE]
-
-
-async def _list_interrupted(store: Store, run: RunRecord) -> list[QuestionView]:
-    """Return the tasks that wait for a person since the process of the run died: tasks marked at_most_once, and tasks
-    during which a process died often. The next resume stores the status.
-    """
-    if shown_status(run) is not RunStatus.INTERRUPTED or (run.owner and liveness(run.owner) is not Liveness.DEAD):
-        return []
-    tasks = await store.list_tasks(run.run_id)
-    running = [one for one in tasks if one.status == TaskStatus.RUNNING]
-    cut = {one.task_id: one for one in running if one.crashes or decode_task(one).at_most_once}
-    if not cut:
-        return []
-    steps = (await TrustedBackends(store, note=print_note).runs().preview(run.run_id)).tasks
-    asked = [(one, steps[name].reason) for name, one in cut.items() if steps[name].action is ResumeAction.ASK]
-    names = {"run_id": run.run_id, "run_name": run.name}
-    return [
-        view_of(QuestionView, one, **names, question=reason, since=one.started_at, asks=None) for one, reason in asked
-    ]
-
-
-def _print_run(run: RunRecord, waiting: Sequence[QuestionView], path: StorePlace) -> None:
-    print_line(f"run {visible(run.run_id)}  {as_line(run.name)}".rstrip())
-    for one in waiting:
-        text = visible(one.question).replace("\n", "\n    ")
-        print_line(f"\n  {as_line(one.task_id)}: {text}")
-        for what, line in question_facts(one.asks):
-            print_line(f"    {what:<8}  {line}")
-        print_line(f"    {'answer':<8}  {answering_command(one, path)}")
-    print_line("")
+def _print_question(one: QuestionView, path: StorePlace) -> None:
+    text = visible(one.question).replace("\n", "\n    ")
+    print_line(f"\n  {as_line(one.task_id)}: {text}")
+    for what, line in question_facts(one.asks):
+        print_line(f"    {what:<8}  {line}")
+    print_line(f"    {'answer':<8}  {answering_command(one, path)}")
 
 
 def _as_json(one: QuestionView, path: StorePlace) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.preview_report import print_reuse, require_again, summarize_reuse
+from plait.runner.cli.preview_report import print_reuse, summarize_reuse
 from plait.runner.cli.terminal_output import print_note
-from plait.runner.client.run_backends import FileOptions, TrustedBackends
+from plait.runner.client.run_backends import FileOptions, TrustedBackends, require_no_effects
 from plait.runner.client.store_place import existing_store, find_run, read_only_store, runs_of_plan
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.state.run_state import RunState
@@ -148,7 +148,7 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
             effects = [] if options["again"] else used.effects(preview, runs.options.backends)
             if options["dry_run"]:
                 return print_reuse(preview, effects, output.as_json)
-            require_again(preview, effects)
+            require_no_effects(preview, effects)
             if not output.quiet:
                 print_note(summarize_reuse(preview))
             return await follow_run(runs.start_fork(fork), RunState(fork.dag.copy()), output, store)

@@ -12,7 +12,6 @@ from enum import StrEnum
 
 from anyio import to_thread
 
-from plait.errors import InvalidRequest
 from plait.runner.cli import run_report
 from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, print_section, print_table
@@ -168,15 +167,6 @@ def _ask_to_keep() -> bool:
             return True
         if not line or word in {"ask", "a", "ask again"}:
             return False
-
-
-def require_again(preview: ReusePreview, effects: Sequence[str]) -> None:
-    """Raise InvalidRequest if there are tasks with `effects`: a person has to allow that they run again."""
-    if effects:
-        raise InvalidRequest(
-            f"{named_tasks(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
-            f"--dry-run shows every task"
-        )
 
 
 def print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> int:

@@ -33,7 +33,6 @@ from plait.runner.cli.preview_report import (
     keep_or_ask_again,
     print_estimate,
     print_reuse,
-    require_again,
     summarize_reuse,
     tell_paid_again,
 )
@@ -46,8 +45,8 @@ from plait.runner.client.run_backends import (
     backend_set_of_plan,
     backends_of_file_only,
     queue_run,
+    require_no_effects,
 )
-from plait.runner.client.run_estimate import estimate_run
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import RunsOfPlan, existing_store, find_run, read_only_store
 from plait.runner.engine.run_options import StorePlace, open_store
@@ -56,7 +55,6 @@ from plait.runner.policies.goal_messages import ANSWER_ID, Team
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.scheduling.slots import Concurrency
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import counted
 from plait.safe_text import is_utf8
 
@@ -202,16 +200,15 @@ async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions)
     store = read_only_store(place) if place is not None and is_there else None
     async with (
         backend_set.options_for(
-            plan.dag, plan.policy, None, concurrency=options.concurrency, **_money(plan, options)
+            plan.dag, plan.policy, store, concurrency=options.concurrency, **_money(plan, options)
         ) as config,
         store or nullcontext(),
     ):
-        earlier = None
+        like = None
         if store is not None:
             with suppress(RunNotFound):
-                last = await find_run(store, "last", RunsOfPlan(plan.name, backend_set.plan))
-                earlier = await stored_run(store, last.run_id)
-        estimate = await estimate_run(config, plan.dag, earlier, grows=plan.policy is not None)
+                like = (await find_run(store, "last", RunsOfPlan(plan.name, backend_set.plan))).run_id
+        estimate = await Runs(config).estimate(plan.dag, like=like, policy=plan.policy)
     return print_estimate(estimate, options.as_json)
 
 
@@ -254,7 +251,7 @@ async def _run_plan(
             effects = [] if again else backend_set.effects(preview, config.backends)
             if dry_run:
                 return print_reuse(preview, effects, options.as_json)
-            require_again(preview, effects)
+            require_no_effects(preview, effects)
             told = tell_paid_again(preview) if options.quiet else summarize_reuse(preview)
             if told is not None:
                 print_note(told)

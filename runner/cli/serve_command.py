@@ -15,7 +15,7 @@ import click
 from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
 from plait.backends.extras import install_command
-from plait.errors import InvalidRequest, PlaitError, RunOwned
+from plait.errors import InvalidRequest, PlaitError
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import (
@@ -37,12 +37,9 @@ from plait.runner.client.run_backends import (
     queueing_options,
 )
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import MAX_RUNS_SEARCHED
-from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, open_store
 from plait.runner.serving.server_token import listen, server_access, url_of
-from plait.runner.state.stored_run import read_settings
-from plait.statuses import RunStatus
+from plait.runner.state.stored_run import POSTED
 
 if TYPE_CHECKING:
     from plait.runner.serving.http_server import ApiServer
@@ -110,9 +107,6 @@ async def serve_command(file: Path | None, **options: Any) -> int:
     return await _serve(backend_set, options)
 
 
-_TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
-
-
 async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
     """Serve until a signal. Return the exit code."""
     from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
@@ -128,7 +122,7 @@ async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
             for backend in made.values():
                 if isinstance(backend, CommandBackend):
                     backend.only_allowed = True
-            settings = {**backend_set.settings(), "posted": True}
+            settings = {**backend_set.settings(), POSTED: True}
             specs = backend_set.specs
             served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options["queues"])
             url = url_of(options["host"], listening.getsockname()[1])
@@ -140,7 +134,8 @@ async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
                 print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
                 print_note(f"  {'token':<9} {access.token_path}")
                 server = ApiServer(served, listening, access.token, access.sign_in, options["host"])
-                await serve_until_signal(server, runs, partial(_take_up, runs, store, options["takes_up"]))
+                take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
+                await serve_until_signal(server, runs, take_up)
             return CANCELLED if runs.driven else COMPLETED
 
 
@@ -183,24 +178,10 @@ def missing_packages(command: str) -> str:
     return f"plait {command} needs the extra `server` ({' and '.join(missing)}); run: {install_command('server')}"
 
 
-async def _take_up(runs: Runs, store: Store, wanted: bool) -> None:
-    """Continue the posted runs that no process executes, if `wanted`. Other runs have backends of their own."""
-    stored = await store.list_runs(MAX_RUNS_SEARCHED) if wanted else ()
-    async with anyio.create_task_group() as group:
-        for run in stored:
-            if not run.damaged and shown_status(run) in _TO_TAKE_UP:
-                group.start_soon(_take_up_run, runs, store, run.run_id)
-
-
-async def _take_up_run(runs: Runs, store: Store, run_id: str) -> None:
-    try:
-        record = await store.get_run(run_id)
-        if record is not None and read_settings(record).get("posted"):
-            await runs.start(run_id)
-            print_note(f"took up run {as_line(run_id)}")
-    except RunOwned:
-        pass  # another server was faster
-    except PlaitError as error:
+def _print_taken_up(run_id: str, error: PlaitError | None) -> None:
+    if error is None:
+        print_note(f"took up run {as_line(run_id)}")
+    else:
         print_note(f"run {as_line(run_id)} is left as it is: {as_line(str(error), 300)}")
 
 

@@ -39,7 +39,7 @@ from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
-from plait.runner.state.stored_run import read_settings, stores_backends
+from plait.runner.state.stored_run import POSTED, read_settings, stores_backends
 from plait.runner.views.event_sentences import (
     counted,
     event_sentence,
@@ -217,7 +217,7 @@ def _print_run(
     if (loop := shown.loop) is not None:
         print_field("goal", loop.description)
         print_field("stopped", WHY_STOPPED.get(loop.ended_by))
-    print_field("backends" if settings.get("posted") else "plan", plan if isinstance(plan, str) else None)
+    print_field("backends" if settings.get(POSTED) else "plan", plan if isinstance(plan, str) else None)
     print_field("parent", _parent(settings))
     print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
     print_field("cut off", f"same answer: cut off at {named_tasks(cut_off)}" if cut_off else None)

@@ -84,6 +84,7 @@ from plait.runner.scheduling.own_limits import RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency, default_concurrency
 from plait.runner.state.budget import BUDGET
 from plait.runner.state.stored_run import (
+    POSTED,
     StoredPolicy,
     StoredRun,
     decode_task,
@@ -93,6 +94,7 @@ from plait.runner.state.stored_run import (
     stored_run,
     stores_backends,
 )
+from plait.runner.views.event_sentences import named_tasks
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_within
 
@@ -1114,7 +1116,7 @@ def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator
 def _plan_now(run: StoredRun, stored: StoredBackends, path: Path) -> Plan | None:
     """Return the plan in the file with the inputs of the run; None if the tasks of the run did not come from a file."""
     settings = read_settings(run.record)
-    if settings.get("posted") or settings.get("plan") is None:
+    if settings.get(POSTED) or settings.get("plan") is None:
         return None
     pilot = settings.get("growth", {}).get("pilot")
     return Plan.load(path, inputs=settings.get("inputs"), limit=pilot).fitted_to(stored.read_specs(), stored.default)
@@ -1145,3 +1147,12 @@ def _changed_fields(before: Task, now: Task) -> Iterator[str]:
     for attribute, name in _FIELDS.items():
         if getattr(before, attribute) != getattr(now, attribute):
             yield f"tasks.{now.id}.{name}"
+
+
+def require_no_effects(preview: ReusePreview, effects: Sequence[str]) -> None:
+    """Raise InvalidRequest if there are tasks with `effects`: a person has to allow that they run again."""
+    if effects:
+        raise InvalidRequest(
+            f"{named_tasks(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
+            f"--dry-run shows every task"
+        )

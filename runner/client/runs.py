@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from fnmatch import fnmatchcase
@@ -34,6 +41,7 @@ from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.retention import Deletion, delete_expired
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
+from plait.runner.client.run_estimate import RunEstimate, estimate_run
 from plait.runner.client.tune_run import pause_run, tune_run
 from plait.runner.domain import policy as policies
 from plait.runner.domain.asked_question import OpenQuestion
@@ -43,7 +51,15 @@ from plait.runner.drawing.dag_picture import coordinates
 from plait.runner.engine.checkpointer import unbounded
 from plait.runner.engine.event_feed import Feed, LiveText, TextPiece
 from plait.runner.engine.inbox import LOOK_EVERY_S, wake
-from plait.runner.engine.lease import is_live, owner_is_gone, seems_free, wait_for_expiry
+from plait.runner.engine.lease import (
+    Liveness,
+    is_live,
+    liveness,
+    owner_is_gone,
+    seems_free,
+    shown_status,
+    wait_for_expiry,
+)
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
@@ -57,6 +73,7 @@ from plait.runner.recovery.resume import (
     finish_cancelling,
     preview,
 )
+from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.reuse.earlier_answers import (
     ReuseFrom,
     require_tasks,
@@ -64,23 +81,35 @@ from plait.runner.reuse.earlier_answers import (
 from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
+    POSTED,
     StoredRun,
     asks_for_cancel,
     cancel_note,
     decode_dag,
+    read_settings,
     stored_record,
     stored_run,
 )
 from plait.runner.views.live_view import LiveView
-from plait.runner.views.read_views import find_runs, history, list_questions, look_up, run_view, task_detail
+from plait.runner.views.read_views import (
+    MOST_SEARCHED,
+    find_runs,
+    history,
+    look_up,
+    question_view,
+    run_view,
+    task_detail,
+    waiting_tasks,
+)
 from plait.runner.views.result_rows import result_rows
 from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
-from plait.statuses import RUN_DONE, RunStatus
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 from plait.task import Task
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 POLL_SECONDS = 0.2
+_TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
 AS_STORED = ResumeOptions()
 _LOOK_AGAIN_S = 0.2
 
@@ -308,6 +337,18 @@ class Runs:
         require_tasks(fresh, dag.tasks)
         reuse = ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
         return await preview_reuse(self.options, dag, reuse, policy, record)
+
+    @_with_open_store
+    async def estimate(
+        self, dag: DAG | Iterable[Task], *, like: str | None = None, policy: Policy | None = None
+    ) -> RunEstimate:
+        """Return what a `run` with the same arguments would call and cost: by the calls of the run `like` and of those
+        whose answers that run took over, else by an assumption. Call and store nothing.
+
+        Raises RunNotFound, BackendMissing, StoreError.
+        """
+        earlier = None if like is None else await self.read(like)
+        return await estimate_run(self.options, as_dag(dag), earlier, grows=policy is not None)
 
     @_with_open_store
     async def fork(
@@ -538,9 +579,39 @@ class Runs:
         return await task_detail(self._store, run_id, task_id, self.options.clock.wall())
 
     @_with_open_store
-    async def list_questions(self) -> Sequence[QuestionView]:
-        """Return the tasks of all runs that wait for a person."""
-        return await list_questions(self._store)
+    async def list_questions(self, run_id: str | None = None, *, interrupted: bool = False) -> Sequence[QuestionView]:
+        """Return the tasks that wait for a person, in the run or in all runs, those of the newest run first. A question
+        is left out once it is answered, also before a process has read the answer.
+
+        With `interrupted` also the tasks that wait since the process of their run died, as the next resume stores:
+        those marked at_most_once, and those during which a process died often. Asks the hosts of such runs.
+
+        Raises RunNotFound, StoreError. Of all runs, one that cannot be read is left out.
+        """
+        if run_id is not None:
+            run = await self.read(run_id)
+            return [*waiting_tasks(run), *(await self._interrupted_tasks(run) if interrupted else ())]
+        questions: list[QuestionView] = []
+        for record in await self._store.list_runs(MOST_SEARCHED):
+            is_cut = interrupted and _process_is_dead(record)
+            if (is_cut or record.counts.get(TaskStatus.WAITING_INPUT)) and RunStatus(record.status) not in RUN_DONE:
+                with suppress(PlaitError):  # a damaged run, or a run that was deleted just now: the others are found
+                    run = await self.read(record.run_id)
+                    questions += waiting_tasks(run)
+                    questions += await self._interrupted_tasks(run) if is_cut else ()
+        return questions
+
+    async def _interrupted_tasks(self, run: StoredRun) -> Sequence[QuestionView]:
+        running = [task for task in run.tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
+        cut = [task for task in running if task.crashes or run.state.dag[task.task_id].at_most_once]
+        if not cut or not _process_is_dead(run.record):
+            return ()
+        steps = (await self.preview_read(run, retry_failed=False)).tasks
+        return [
+            question_view(run.record, task, steps[task.task_id].reason)
+            for task in cut
+            if steps[task.task_id].action is ResumeAction.ASK
+        ]
 
     @_with_open_store
     async def graph(self, run_id: str) -> dict[str, Any]:
@@ -602,6 +673,29 @@ class Runs:
         driven = self._driven[run_id] = _Driven()
         group.start_soon(self._see_through, run_id, replace(how, answers=answers), driven)
         await driven.begin()
+
+    async def take_up(self, told: Callable[[str, PlaitError | None], None]) -> None:
+        """Start the posted runs of the store that are queued or interrupted, or that wait for a person, inside `async
+        with runner.runs`: other runs have backends of their own. `told` is called with the id of each, and the error
+        with which one is left as it is; a run that another process takes up is none of them. Raises StoreError.
+        """
+
+        async def start(run_id: str) -> None:
+            try:
+                record = await self._store.get_run(run_id)
+                if record is not None and read_settings(record).get(POSTED):
+                    await self.start(run_id)
+                    told(run_id, None)
+            except RunOwned:
+                pass  # another server was faster
+            except PlaitError as error:
+                told(run_id, error)
+
+        stored = await self._store.list_runs(MOST_SEARCHED)
+        async with anyio.create_task_group() as group:
+            for run in stored:
+                if not run.damaged and shown_status(run) in _TO_TAKE_UP:
+                    group.start_soon(start, run.run_id)
 
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:
@@ -694,6 +788,12 @@ async def _cancel_from_here(config: RunOptions, run_id: str, on_unreached: OnUnr
         return run.status
     await wait_for_expiry(config, run)
     return (await finish_cancelling(config, run, Feed(), on_unreached)).status
+
+
+def _process_is_dead(run: RunRecord) -> bool:
+    """Return whether the run is interrupted, and not by a process on another host that may be alive."""
+    is_interrupted = shown_status(run) is RunStatus.INTERRUPTED
+    return is_interrupted and (run.owner is None or liveness(run.owner) is Liveness.DEAD)
 
 
 async def _execute(driven: _Driven, run: Run) -> RunStatus:

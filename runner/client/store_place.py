@@ -11,7 +11,7 @@ from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.state.stored_run import read_settings, stores_backends
+from plait.runner.state.stored_run import POSTED, read_settings, stores_backends
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 
@@ -100,7 +100,7 @@ async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
         settings = read_settings(run)
         if is_try(settings):
             continue
-        if settings.get("plan") == path and not settings.get("posted"):
+        if settings.get("plan") == path and not settings.get(POSTED):
             return run
         if listed.name == plan.name:
             same_name = same_name or run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -449,18 +448,6 @@ async def find_runs(
         many *= 4
 
 
-async def list_questions(store: Store) -> list[QuestionView]:
-    """Return the tasks that wait for a person, those of the newest run first. Answered questions are left out, also if
-    no process has read the answer yet. Raises StoreError if the store cannot list its runs.
-    """
-    questions: list[QuestionView] = []
-    for run in await store.list_runs(MOST_SEARCHED):
-        if run.counts.get(TaskStatus.WAITING_INPUT, 0) and RunStatus(run.status) not in RUN_DONE:
-            with suppress(PlaitError):  # a damaged run, or a run that was deleted just now: the others are found
-                questions += waiting_tasks(await stored_run(store, run.run_id))
-    return questions
-
-
 def waiting_tasks(run: StoredRun) -> list[QuestionView]:
     """Return the tasks of the run that wait for a person, in the order of the DAG, except those whose answer is stored
     already.
@@ -468,15 +455,13 @@ def waiting_tasks(run: StoredRun) -> list[QuestionView]:
     noted = first_notes(run)
     asked = {one.task_id for one in open_questions(run) if one.task_id not in noted}
     return [
-        view_of(
-            QuestionView,
-            task,
-            run_id=run.record.run_id,
-            run_name=run.record.name,
-            question=task.question or "",
-            since=task.started_at,
-            asks=_asks(task) if task.task_id in asked else None,
-        )
+        question_view(run.record, task, task.question or "", _asks(task) if task.task_id in asked else None)
         for task in run.tasks
         if TaskStatus(task.status) is TaskStatus.WAITING_INPUT and (task.asked is None or task.task_id in asked)
     ]
+
+
+def question_view(run: RunRecord, task: TaskRecord, question: str, asks: AskedView | None = None) -> QuestionView:
+    """Return the view of a task that waits for a person."""
+    names = {"run_id": run.run_id, "run_name": run.name}
+    return view_of(QuestionView, task, **names, question=question, since=task.started_at, asks=asks)

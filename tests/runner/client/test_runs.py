@@ -481,3 +481,43 @@ async def test_runs_are_exported_and_deleted(tmp_path: Path) -> None:
         assert (await runner.runs.delete()).runs == []
     with pytest.raises(PlaitError, match="a MemoryStore deletes no runs"):
         await ParallelRunner(echo, store=MemoryStore()).runs.delete(keep=0)
+
+
+async def test_a_task_that_a_crash_cut_waits_for_a_person_before_any_resume(store: Store) -> None:
+    runs = ParallelRunner(Talker(), store=store).runs
+    await die(store, Dying(lambda prompt: prompt == "pay"), DAG([Task("pay", "pay", at_most_once=True)], name="bills"))
+    assert await runs.list_questions() == await runs.list_questions("r") == []
+    (one,) = await runs.list_questions("r", interrupted=True)
+    assert await runs.list_questions(interrupted=True) == [one]
+    assert (one.run_name, one.task_id, one.attempt, one.asks) == ("bills", "pay", 1, None)
+    await runs.settle("r", "pay", "done", "paid")
+    assert await runs.list_questions("r", interrupted=True) == []
+
+
+async def test_an_estimate_counts_the_calls_of_an_earlier_run_and_calls_nothing() -> None:
+    talker, store = Talker(), MemoryStore()
+    runner, dag = ParallelRunner(talker, store=store), DAG([Task("a", "a"), Task("b", "b {{ a }}", ["a"])])
+    await runner.run(dag, "r")
+    prompts = len(talker.prompts)
+    estimate = await runner.runs.estimate(dag, like="r")
+    assert (estimate.calls, estimate.like, [task.earlier_calls for task in estimate.tasks]) == (2, "r", [1, 1])
+    assert ((await runner.runs.estimate(dag)).like, len(talker.prompts)) == (None, prompts)
+    with pytest.raises(RunNotFound):
+        await runner.runs.estimate(dag, like="nope")
+
+
+async def test_taking_up_starts_the_posted_runs_that_nobody_executes(store: Store) -> None:
+    told: dict[str, PlaitError | None] = {}
+    runner = ParallelRunner(Talker(), store=store)
+    dag, posted = DAG([Task("a", "a")]), {"posted": True}
+    async with runner.runs as runs:
+        await runs.create(dag, "mine", settings=posted)
+        await runs.create(dag, "other")
+        await runner.run(dag, "ended", settings=posted)
+        other = ParallelRunner(backends={"gone": Talker()}, store=store)
+        await other.runs.create(DAG([Task("a", "a", backend="gone")]), "lost", settings=posted)
+        await runs.take_up(told.__setitem__)
+        async for _ in runs.events("mine"):
+            pass
+        assert (await runs.get("other")).status is RunStatus.QUEUED
+    assert told["mine"] is None and "gone" in str(told["lost"]) and len(told) == 2
