@@ -25,7 +25,7 @@ from tests.support.processes.room import Kin, kin
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
-LIMIT_S = 130.0
+LIMIT_S = 240.0
 """Less than `faulthandler_timeout`, at which a whole worker ends, with all the tests that it has not run."""
 LONG = tuple(
     f"{Path(__file__).parent / name}/"

@@ -58,6 +58,8 @@ class Source:
 
     def _imports(self, node: ast.AST, *, lazy: bool, typing_only: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):  # most of a file, and without a statement in it
+                continue
             if isinstance(child, ast.Import):
                 for alias in child.names:
                     yield Import(alias.name, (), child.lineno, lazy, typing_only)
@@ -70,7 +72,7 @@ class Source:
                 for part in child.orelse:
                     yield from self._imports(ast.Module([part], []), lazy=lazy, typing_only=typing_only)
             else:
-                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+                inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
                 yield from self._imports(child, lazy=lazy or inside, typing_only=typing_only)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
