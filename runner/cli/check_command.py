@@ -11,6 +11,7 @@ from typing import Any, cast
 import anyio
 import click
 
+from plait.backends.specs.backend_specs import AnySpec, ProgramSpec
 from plait.errors import PlanError
 from plait.runner.cli.command_line import COMPLETED, FAILED, USAGE
 from plait.runner.cli.command_options import complete, json_option, read_plan, set_option, store_option
@@ -135,8 +136,10 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
         print_line(f"  {'loop' if rounds else 'plan'}          {name}: {', '.join(call['tasks'])}{rounds}")
     for name, backend in facts["backends"].items():
         kind = backend["kind"] or "chosen when it is run"
+        where = f" on {as_line(backend['on'])}" if "on" in backend else ""
         tasks = f", {counted(backend['tasks'], 'task')}" if backend["tasks"] else ""
-        print_line(f"  backend       {as_line(name)}: {kind}{tasks}")
+        locks = "" if backend.get("locks_folders", True) else "; no folder is locked there, so two may write in one"
+        print_line(f"  backend       {as_line(name)}: {kind}{where}{tasks}{locks}")
     return COMPLETED
 
 
@@ -169,8 +172,14 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
             for task in dag
             if task.call is not None
         },
-        "backends": {
-            name: {"kind": plan.backends[name].kind if name in plan.backends else None, "tasks": number}
-            for name, number in used.items()
-        },
+        "backends": {name: _backend_facts(plan.backends.get(name), number) for name, number in used.items()},
     }
+
+
+def _backend_facts(spec: AnySpec | None, tasks: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {"kind": None if spec is None else spec.kind, "tasks": tasks}
+    if spec is not None and spec.on is not None:
+        facts["on"] = spec.on
+        if isinstance(spec, ProgramSpec):
+            facts["locks_folders"] = False
+    return facts

@@ -169,3 +169,18 @@ def test_a_file_without_hosts_is_refused(tmp_path: Path, file: str) -> None:
     done = plait(tmp_path, "doctor", "--hosts", file)
     assert (done.code, done.out) == (2, "")
     assert ("cannot be read" if file == "missing.json" else "names no hosts") in done.err
+
+
+def test_check_says_that_no_folder_is_locked_on_other_hosts(tmp_path: Path) -> None:
+    plan = {
+        "hosts": {"lab": {"kind": "ssh", "hosts": ["a", "b"]}},
+        "backends": {"far": {"kind": "command", "on": "lab"}, "near": {"kind": "command"}},
+        "tasks": [{"id": name, "run": ["true"], "backend": name} for name in ("far", "near")],
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    done = plait(tmp_path, "check", "plan.json")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-2:] == [
+        "  backend       far: command on lab, 1 task; no folder is locked there, so two may write in one",
+        "  backend       near: command, 1 task",
+    ]
