@@ -235,7 +235,9 @@ class RunOptions:
         self.default = default_backend(self.backends, default, given=backend is not None)
         self.limits: Mapping[str, int] = dict(limits or {})
         self.rates: Mapping[str, RateLimits] = dict(rates or {})
-        self.concurrency = default_concurrency(map(self.limits.get, named)) if concurrency is ... else concurrency
+        self.concurrency: Concurrency | None = (
+            default_concurrency(map(self.limits.get, named)) if concurrency is ... else concurrency
+        )
         self.shared_limits = shared_limits
         self.strict = strict
         self.lease = lease
