@@ -10,12 +10,10 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from plait.errors import BackendUnavailable
 
@@ -45,6 +43,8 @@ def pip_install(*arguments: str) -> str:
 
 def _origin() -> Mapping[str, Any]:
     """Return the origin of plait recorded by pip (PEP 610); empty for an index or an unknown origin."""
+    from importlib.metadata import PackageNotFoundError, distribution  # noqa: PLC0415 - half of a start of plait
+
     try:
         text = distribution("plait").read_text("direct_url.json")
         origin: object = json.loads(text or "{}")
@@ -54,6 +54,8 @@ def _origin() -> Mapping[str, Any]:
 
 
 def _requirement(extra: str, origin: Mapping[str, Any]) -> str:
+    from urllib.request import url2pathname  # noqa: PLC0415 - as above
+
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
         return f"{url2pathname(urlsplit(url).path)}[{extra}]"

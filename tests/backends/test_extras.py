@@ -66,7 +66,7 @@ def test_the_record_of_pip_is_read(
     record: str | None, argument: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "_ROOT", tmp_path)
-    monkeypatch.setattr(extras, "distribution", lambda name: Installed(record))
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed(record))
     assert extras.install_command("local") == f"{shlex.join(PIP)} {argument}"
 
 
