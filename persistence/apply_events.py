@@ -64,9 +64,9 @@ class CachedRun:
 
     def missing(self, batch: Sequence[events.Event]) -> set[str]:
         """Return the ids of the tasks that the changes name and `tasks` lacks."""
-        named = {task_id for one in batch if (task_id := getattr(one, "task_id", None)) is not None}
+        named = {one.task_id for one in batch if isinstance(one, events.TaskEvent)}
         for one in batch:
-            if isinstance(one, events.TasksAdded):
+            if type(one) is events.TasksAdded:
                 named.update(write_rules.mentioned_task_ids(one))
         # `named - keys` would copy all of the keys
         return {task_id for task_id in named if task_id not in self.tasks and task_id not in self.new}

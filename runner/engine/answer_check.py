@@ -73,14 +73,14 @@ class AnswerCheck:
 
     @classmethod
     async def begin(
-        cls, run: LiveRun, task: Task, judge: str, files: Files | None, place: Workspace | None, *, adopts: bool
+        cls, run: LiveRun, task: Task, name: str, files: Files | None, place: Workspace | None, *, adopts: bool
     ) -> AnswerCheck:
-        """Return the check, before the turn begins. `judge` is the backend of the task, `place` where the task works.
+        """Return the check, before the turn begins. `name` is the backend of the task, `place` where the task works.
         Raises PromptError, and BackendError of kind unavailable without a backend for commands, or for the judge, on
         this machine.
         """
         assert task.check is not None
-        own, judge, command = run.options.backends[judge], task.check.backend or judge, None
+        own, judge, command = run.options.backends[name], task.check.backend or name, None
         if task.check.run:
             words = list(map(clean_text, run.state.check_words(task)))
             backend = run.options.backends.get(COMMAND_BACKEND)

@@ -66,8 +66,8 @@ class Pricing:
 
     async def priced(self, outcome: CallOutcome, name: str, model: str | None) -> CallOutcome:
         """Return `outcome`, of a call of the backend `name`, with its cost. `model` is the model that the task names,
-        None for the backend's own. The list of prices is loaded if necessary,
-        in a thread; a cancellation waits for the list, because the outcome is paid for.
+        None for the backend's own. The list of prices is loaded if necessary, in a thread; a cancellation waits for the
+        list, because the outcome is paid for.
         """
         reply, error = outcome.reply, outcome.error
         ended = reply or error
@@ -194,14 +194,12 @@ class Attempt:
 SlotForJudge: TypeAlias = Callable[[Attempt, str, Usage], Awaitable[Settle | None]]
 
 
-async def _slot_for_nobody(_attempt: Attempt, _name: str, _used: Usage) -> Settle | None:
-    return None
-
-
 class AttemptRunner:
-    """Prepares and runs the attempts of one run."""
+    """Prepares and runs the attempts of one run. `folders` are those in which its programs write, None without such
+    programs; `slot_for_judge` waits for a slot of the judge's backend: see `AnswerCheck.run`.
+    """
 
-    def __init__(self, run: LiveRun) -> None:
+    def __init__(self, run: LiveRun, folders: WorkFolders | None, slot_for_judge: SlotForJudge) -> None:
         self._run = run
         self._run_id = run.run_id
         self._state = run.state
@@ -215,10 +213,8 @@ class AttemptRunner:
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in self._backends.items()}
         self._take_places = {name for name, abilities in self._abilities.items() if "cwd" in abilities.adjustable}
         self._placed = {name for name, backend in self._backends.items() if isinstance(backend, PlacedBackend)}
-        self.slot_for_judge: SlotForJudge = _slot_for_nobody
-        """Waits for a slot of the judge's backend: see `AnswerCheck.run`."""
-        self.folders: WorkFolders | None = None
-        """The folders in which the programs of the run write; None for a run without such programs."""
+        self._folders = folders
+        self._slot_for_judge = slot_for_judge
         self._files_root = files_root(run.options.store)
         """The folder for files of attempts; None if the store keeps no files."""
         root = self._files_root
@@ -354,9 +350,9 @@ class AttemptRunner:
         check = None
         if attempt.task.check is not None:
             try:
-                judge, adopts = self._task_backends[attempt.position], attempt.adopted is not None
+                name, adopts = self._task_backends[attempt.position], attempt.adopted is not None
                 files, place = self._files(attempt), request.workspace
-                check = await AnswerCheck.begin(self._run, attempt.task, judge, files, place, adopts=adopts)
+                check = await AnswerCheck.begin(self._run, attempt.task, name, files, place, adopts=adopts)
             except (BackendError, PromptError) as error:
                 return CallOutcome(None, None, classified(error))
         attempt.called = True
@@ -371,7 +367,7 @@ class AttemptRunner:
             outcome = await self._pricing.priced(outcome, name, attempt.task.model)
         reply = outcome.reply
         if check is not None and reply is not None and reply.question is None:
-            slot = partial(self.slot_for_judge, attempt)
+            slot = partial(self._slot_for_judge, attempt)
             checked, evidence, mistake = await check.run(request, reply, self._pricing.priced, slot)
             data_json = outcome.data_json if checked.data is reply.data else to_json(checked.data)
             # The turn costs what the answer did, the attempt what the judge did as well.
@@ -390,14 +386,13 @@ class AttemptRunner:
         limit = attempt.task.timeout
         if limit is None or attempt.adopted is None:
             return limit
-        return max(limit - self.earlier_duration(attempt), _ATTACH_SECONDS)
+        return max(limit - self.earlier_duration(attempt.adopted), _ATTACH_SECONDS)
 
-    def earlier_duration(self, attempt: Attempt) -> float:
-        """Return the seconds since another process started this attempt; 0 if this process did, or if the attempt has
-        already ended (the end time is unknown).
+    def earlier_duration(self, adopted: AdoptedAttempt) -> float:
+        """Return the seconds since another process started the attempt; 0 if it has already ended (the end time is
+        unknown).
         """
-        adopted = attempt.adopted
-        if adopted is None or adopted.since is None or adopted.has_ended:
+        if adopted.since is None or adopted.has_ended:
             return 0.0
         return max(0.0, self._clock.wall() - adopted.since)
 
@@ -482,7 +477,7 @@ class AttemptRunner:
             options=task.options,
             placement=placement,
             workspace=self._state.workspace(task) if name in self._take_places else None,
-            keeps=() if self.folders is None else self.folders.descriptors(attempt.position),
+            keeps=() if self._folders is None else self._folders.descriptors(attempt.position),
             values=self._state.argument_values(task) if task.arguments else _NO_VALUES,
             attachments=attempt.contents.attachments if self._abilities[name].takes_files == "contents" else (),
         )

@@ -162,8 +162,9 @@ def _checked(reply: Reply) -> CallOutcome:
         except (TypeError, ValueError, RecursionError) as error:
             raise BackendError(ErrorKind.INVALID_OUTPUT, f"the reply's data is not JSON: {error}") from error
     usage = kept_usage(reply.usage)
-    is_ascii = reply.text.isascii() and all(
-        one.content.isascii() and one.thoughts.isascii() and _countable(one.usage) for one in reply.messages
+    is_ascii = reply.text.isascii() and (
+        not reply.messages
+        or all(one.content.isascii() and one.thoughts.isascii() and _countable(one.usage) for one in reply.messages)
     )
     if is_ascii and usage is reply.usage:
         return CallOutcome(reply, data_json, None)

@@ -76,6 +76,8 @@ KEPT_BYTES = 64 << 20
 """Most bytes of kept events, about."""
 
 _LONGEST_REASON = 1000
+_ENDS_OF_RUNS = events.RunEnded, events.RunReleased
+_ADD_TASKS = RunCreated, TasksAdded
 _ENDS_OF_ATTEMPTS = events.TaskCompleted | events.TaskFailed | events.TaskRetried | events.TaskWaiting
 
 
@@ -207,9 +209,7 @@ class Checkpointer:
 
     def submit(self, new_events: Sequence[Event]) -> Commit:
         """See EventSink."""
-        self.run_ended = self.run_ended or (
-            bool(new_events) and isinstance(new_events[-1], events.RunEnded | events.RunReleased)
-        )
+        self.run_ended = self.run_ended or (bool(new_events) and isinstance(new_events[-1], _ENDS_OF_RUNS))
         if self._has_diverged:
             new_events = [*filter(self._follows_nothing_forgotten(new_events), new_events)]
         if self._commit is None:
@@ -689,7 +689,7 @@ class _Bounded:
         return files_root(self.inner)
 
     async def write(self, batch: Batch) -> None:
-        added = sum(len(event.tasks) for event in batch.events if isinstance(event, RunCreated | TasksAdded))
+        added = sum(len(event.tasks) for event in batch.events if isinstance(event, _ADD_TASKS))
         await _answer(self.inner.write(batch), self._seconds * (1 + added // TASKS_WITHIN_LIMIT))
 
     def __getattr__(self, name: str) -> Any:

@@ -84,7 +84,8 @@ class Executor:
         self._scheduler = run.scheduler
         self._policy_driver = None if run.policy is None else PolicyDriver(run.policy, run)
         self._stamp = run.stamp
-        self._attempt_runner = AttemptRunner(run)
+        self._folders = work_folders(run, self._wake)
+        self._attempt_runner = AttemptRunner(run, self._folders, self._slot_for_judge)
         self.outcomes = outcomes(run)
         self._workers: anyio.abc.TaskGroup | None = None
         self._pool = WorkerPool(self._work)
@@ -122,8 +123,6 @@ class Executor:
         """The calls under way in a run with races, by position."""
         self._judging: dict[int, anyio.Event] = {}
         """The attempts that wait for a slot of their judge's backend, by position."""
-        self._attempt_runner.slot_for_judge = self._slot_for_judge
-        self._folders = self._attempt_runner.folders = work_folders(run, self._wake)
         run.scheduler.rates.size_of = self._attempt_runner.size
         run.scheduler.rates.timer = self._start_timer
 
@@ -552,7 +551,9 @@ class Executor:
                     self._settle_shares(attempt, _LOST)
                 attempt = await self._next_turn()
                 continue
-            began = self._run.options.clock.monotonic() - self._attempt_runner.earlier_duration(attempt)
+            began = self._run.options.clock.monotonic()
+            if attempt.adopted is not None:
+                began -= self._attempt_runner.earlier_duration(attempt.adopted)
             self._calls += 1
             if (moment := self._scheduler.moment(attempt.position)) is not None:
                 self._watch_probe(attempt, moment)

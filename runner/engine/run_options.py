@@ -404,9 +404,14 @@ def argument_filler(
     takes = {name: Abilities.of(backend).parameters for name, backend in options.backends.items()}
     takes_values = {name for name, taken in takes.items() if any(parameter != "prompt" for parameter, _ in taken)}
     ids = {parameter_name(task.id): task.id for task in tasks} if takes_values else {}
+    named = {*ids, *map(parameter_name, inputs), "item"}
+    # Most functions: their only parameter receives the prompt of every task.
+    takes_prompt = {name for name, taken in takes.items() if len(taken) == 1 and taken[0][0] not in named}
 
     def fill(task: Task, backend: str | None) -> Task:
         name = backend or options.default
+        if name in takes_prompt and task.prompt.strip() and not (task.arguments or task.inputs or task.aliases):
+            return task
         if (
             task.vote is not None
             or task.call is not None

@@ -224,6 +224,8 @@ class RunState:
 
     def times_continued(self, position: int) -> int:
         """Return the number of tasks that continue the task's conversation; a part has at least the whole's number."""
+        if not self._continued:
+            return 0
         times, whole = self._continued.get(position, 0), self._added_by.get(position)
         if whole is None or self.dag[whole].for_each is None:
             return times
