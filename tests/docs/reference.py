@@ -1,6 +1,6 @@
 """The generated parts of docs/reference: commands, keys of plans, errors, statuses, events and public names.
 
-    python -m tests.docs.reference     writes them into the pages, as `make reference` does
+    python -m tests.docs.reference     writes them into the pages, as `make reference` does, and docs/plan.schema.json
 
 A part stands in its page between `<!-- NAME -->` and `<!-- end -->`. The texts come from click, docstrings and the
 JSON Schema of plans, so each is written once, beside the code. tests/docs/test_reference.py fails while a page is old.
@@ -558,9 +558,9 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 if __name__ == "__main__":
-    for page in pages():
-        text = page.read_text(encoding="utf-8")
-        new = filled(text)
-        if new != text:
-            page.write_text(new, encoding="utf-8")
-            print(f"written: {page.relative_to(FOLDER.parent.parent)}")
+    schema = json.dumps(plan_schema(), indent=2, ensure_ascii=False) + "\n"
+    made = {FOLDER.parent / "plan.schema.json": schema, **{page: filled(page.read_text("utf-8")) for page in pages()}}
+    for path, text in made.items():
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(f"written: {path.relative_to(FOLDER.parent.parent)}")
