@@ -15,11 +15,18 @@ import yaml
 
 from plait.runner.cli.command_line import CANCELLED
 from tests.support.agents.homes import Home
-from tests.support.processes.command import PLAIT, environment, plait
+from tests.support.processes.command import environment, plait
 
 pytestmark = pytest.mark.slow
 
 _LIMIT = 60.0  # seconds
+PATIENT = """
+from plait.backends.process import child_process
+child_process.GRACE = 600.0
+from plait.runner.cli import main
+main()
+"""
+"""The command, which gives an agent so long to end that the second signal comes first on any machine."""
 SEIZE = """
 import pathlib
 import anyio
@@ -53,7 +60,7 @@ def started(home: Home, folder: Path, *words: str, seizes: bool = False, **optio
         tasks.append({"id": "b", "prompt": f"{home.path}/begun.jsonl", "backend": "function"})
     (folder / "functions.py").write_text(SEIZE)
     (folder / "plan.yaml").write_text(yaml.safe_dump({"backends": backends, "tasks": tasks}))
-    argv = [*PLAIT, "run", "plan.yaml", *words]
+    argv = [sys.executable, "-W", "error", "-c", PATIENT, "run", "plan.yaml", *words]
     process = subprocess.Popen(argv, cwd=folder, env=environment(HOME=str(home.path)), stderr=subprocess.DEVNULL)
     assert within((folder / "seized").exists if seizes else lambda: home.begun == 1)
     return process
