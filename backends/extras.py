@@ -26,6 +26,14 @@ def require(module: str, extra: str) -> None:
         raise BackendUnavailable(f"the {module} package is not installed; run: {install_command(extra)}")
 
 
+def missing_extra(user: str, extra: str, *modules: str) -> str:
+    """Return the message that `user` needs `extra`, if one of its `modules` is missing; empty otherwise."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"{user} needs the extra `{extra}` ({' and '.join(missing)}); run: {install_command(extra)}"
+
+
 def install_command(extra: str) -> str:
     """Return the shell command that adds `extra` to this installation of plait."""
     if (_ROOT / "pyproject.toml").is_file():

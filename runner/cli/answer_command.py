@@ -14,9 +14,10 @@ from plait.runner.cli.run_report import answering_command, print_json, print_wat
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
 from plait.runner.client.answer_task import How
 from plait.runner.client.run_backends import TrustedBackends
-from plait.runner.client.store_place import MAX_RUNS_SEARCHED, existing_store, find_run, find_task, read_only_store
+from plait.runner.client.store_place import existing_store, find_run, find_task, read_only_store
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.run_options import StorePlace
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
 from plait.runner.views.view_models import AskedView, QuestionView, view_json
 from plait.safe_text import is_utf8
 from plait.statuses import RUN_DONE, RunStatus
@@ -105,7 +106,7 @@ async def _print_questions(word: str | None, path: StorePlace, as_json: bool) ->
     """Print the questions of the run that `word` names, or of every run in the store."""
     async with read_only_store(path) as store:
         run_id = None if word is None else (await find_run(store, word)).run_id
-        for run in await store.list_runs(MAX_RUNS_SEARCHED) if word is None else ():
+        for run in await store.list_runs(MOST_RUNS_SEARCHED) if word is None else ():
             if run.damaged:
                 print_note(as_line(run.error or ""))
         runs = TrustedBackends(store, note=print_note).runs()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import redirect_stdout
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import anyio
 import click
 
-from plait.backends.extras import install_command
+from plait.backends.extras import missing_extra
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
 from plait.runner.cli.command_line import CANCELLED
@@ -39,8 +38,8 @@ async def mcp_command(plans: tuple[Path, ...], **options: Any) -> None:
 
     The runs stop when the agent closes the connection. A start with the same key, or `plait resume`, continues a run.
     """
-    if find_spec("mcp") is None:
-        raise InvalidRequest(f"plait mcp needs the extra `mcp`; run: {install_command('mcp')}")
+    if lack := missing_extra("plait mcp", "mcp", "mcp"):
+        raise InvalidRequest(lack)
     named_plans(plans)
     backend = BackendOptions(options["backend"], options["model"], options["base_url"])
     from plait.runner.serving.mcp_server import RunTools, serve  # noqa: PLC0415 - the extra `mcp` may be missing

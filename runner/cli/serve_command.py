@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import click
 
 from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
-from plait.backends.extras import install_command
+from plait.backends.extras import missing_extra
 from plait.errors import InvalidRequest, PlaitError
 from plait.persistence.store_protocol import Store
 from plait.runner.cli.command_line import CANCELLED, COMPLETED
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PORT = 8377
+SERVER = ("server", "fastapi", "uvicorn")
+"""The extra of a server, and its packages."""
 
 
 @async_command("serve")
@@ -168,16 +169,6 @@ async def serve_until_signal(
         beside.cancel_scope.cancel()
 
 
-def missing_packages(command: str) -> str:
-    """Return the message about packages that `plait COMMAND` needs and that are not installed; empty if none is
-    missing.
-    """
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if not missing:
-        return ""
-    return f"plait {command} needs the extra `server` ({' and '.join(missing)}); run: {install_command('server')}"
-
-
 def _print_taken_up(run_id: str, error: PlaitError | None) -> None:
     if error is None:
         print_note(f"took up run {as_line(run_id)}")
@@ -189,7 +180,7 @@ def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
     """Return the backends of the runs. Raises InvalidRequest if packages are missing, with the problem of the backends
     if there is one too.
     """
-    lack = missing_packages("serve")
+    lack = missing_extra("plait serve", *SERVER)
     try:
         backend_set = backend_set_of_file(file, options)
     except PlaitError as error:

@@ -14,10 +14,11 @@ import anyio
 import anyio.to_thread
 import click
 
+from plait.backends.extras import missing_extra
 from plait.errors import InvalidRequest
 from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import async_command, json_option, log_options, store_option
-from plait.runner.cli.serve_command import DEFAULT_PORT, missing_packages, serve_until_signal
+from plait.runner.cli.serve_command import DEFAULT_PORT, SERVER, serve_until_signal
 from plait.runner.cli.terminal_output import print_line, print_note
 from plait.runner.client.run_backends import TrustedBackends
 from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
@@ -63,7 +64,7 @@ async def ui_command(host: str, port: int | None, no_browser: bool, store_path: 
     The address holds a code that can be used once, within a minute; the browser is then signed in until the server
     ends. Ctrl-C stops the runs that the page has resumed, and ends the page; other processes and their runs go on.
     """
-    if lack := missing_packages("ui"):
+    if lack := missing_extra("plait ui", *SERVER):
         raise InvalidRequest(lack)
     if host in _EVERYWHERE:
         raise InvalidRequest(

@@ -81,6 +81,7 @@ from plait.runner.reuse.earlier_answers import (
 from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
+    MOST_RUNS_SEARCHED,
     POSTED,
     StoredRun,
     asks_for_cancel,
@@ -92,7 +93,6 @@ from plait.runner.state.stored_run import (
 )
 from plait.runner.views.live_view import LiveView
 from plait.runner.views.read_views import (
-    MOST_SEARCHED,
     find_runs,
     history,
     look_up,
@@ -592,7 +592,7 @@ class Runs:
             run = await self.read(run_id)
             return [*waiting_tasks(run), *(await self._interrupted_tasks(run) if interrupted else ())]
         questions: list[QuestionView] = []
-        for record in await self._store.list_runs(MOST_SEARCHED):
+        for record in await self._store.list_runs(MOST_RUNS_SEARCHED):
             is_cut = interrupted and _process_is_dead(record)
             if (is_cut or record.counts.get(TaskStatus.WAITING_INPUT)) and RunStatus(record.status) not in RUN_DONE:
                 with suppress(PlaitError):  # a damaged run, or a run that was deleted just now: the others are found
@@ -691,7 +691,7 @@ class Runs:
             except PlaitError as error:
                 told(run_id, error)
 
-        stored = await self._store.list_runs(MOST_SEARCHED)
+        stored = await self._store.list_runs(MOST_RUNS_SEARCHED)
         async with anyio.create_task_group() as group:
             for run in stored:
                 if not run.damaged and shown_status(run) in _TO_TAKE_UP:

@@ -11,14 +11,11 @@ from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.state.stored_run import POSTED, read_settings, stores_backends
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED, read_settings, stores_backends
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 
 DEFAULT_STORE = Path(".plait") / "plait.db"
-
-MAX_RUNS_SEARCHED = 10_000
-"""Number of runs searched for the beginning of an id."""
 
 
 def read_only_store(place: StorePlace) -> AnyStore:
@@ -76,7 +73,7 @@ async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> Run
 
 
 async def _last_run(store: Store) -> RunRecord:
-    for most in (1, MAX_RUNS_SEARCHED):
+    for most in (1, MOST_RUNS_SEARCHED):
         for listed in await store.list_runs(most):
             if (run := await store.get_run(listed.run_id)) is not None and not is_try(read_settings(run)):
                 return run
@@ -84,7 +81,7 @@ async def _last_run(store: Store) -> RunRecord:
 
 
 async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
-    runs = [run for run in await store.list_runs(MAX_RUNS_SEARCHED) if not run.damaged]
+    runs = [run for run in await store.list_runs(MOST_RUNS_SEARCHED) if not run.damaged]
     path, same_name = str(plan.path), None
     # Those of the name first, then those that are whole, then those that began (a queued run holds no answers), each
     # kind newest first.
@@ -112,7 +109,7 @@ async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
 
 
 async def _id_by_prefix(store: Store, prefix: str) -> str:
-    runs = await store.list_runs(MAX_RUNS_SEARCHED)
+    runs = await store.list_runs(MOST_RUNS_SEARCHED)
     found = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
     if len(found) == 1:
         return found[0]
@@ -128,7 +125,7 @@ async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
     if retry_failed:
         wanted.add(RunStatus.FAILED)
     refused: RunRecord | None = None
-    for run in await store.list_runs(MAX_RUNS_SEARCHED):
+    for run in await store.list_runs(MOST_RUNS_SEARCHED):
         if not run.damaged and shown_status(run) in wanted:
             found = await store.get_run(run.run_id)
             if found is not None and stores_backends(found):

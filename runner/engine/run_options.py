@@ -15,7 +15,6 @@ import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -29,7 +28,7 @@ from plait.backends.backend_protocol import (
     PlacedBackend,
     answer_key,
 )
-from plait.backends.extras import install_command
+from plait.backends.extras import missing_extra
 from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
@@ -159,10 +158,8 @@ def open_store(
 
 def open_server(place: ServerAddress, mode: Literal["create", "existing", "read"] = "create") -> PostgresStore:
     """Return the store on the server, which `async with` opens. Raises InvalidRequest without the driver."""
-    if find_spec("asyncpg") is None:
-        raise InvalidRequest(
-            f"a store on a PostgreSQL server needs the extra `postgres`; run: {install_command('postgres')}"
-        )
+    if lack := missing_extra("a store on a PostgreSQL server", "postgres", "asyncpg"):
+        raise InvalidRequest(lack)
     from plait.persistence.postgres_store import PostgresStore  # noqa: PLC0415 - of an extra
 
     try:

@@ -34,6 +34,8 @@ from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus
 from plait.task import GrowthLimits, Task, read_spec, with_prompt
 
+MOST_RUNS_SEARCHED = 10_000
+"""The number of runs that a search reads, the newest first."""
 POSTED = "posted"
 """The key in the settings of a run that was sent to a server, and runs on the backends of the server."""
 SETTINGS_FORMAT = 100

@@ -32,6 +32,7 @@ from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.recovery.given_answers import first_notes, open_questions
 from plait.runner.state.budget import stored_budget
 from plait.runner.state.stored_run import (
+    MOST_RUNS_SEARCHED,
     PlacedAttempt,
     StoredPolicy,
     StoredRun,
@@ -63,8 +64,6 @@ from plait.runner.views.view_models import (
 from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
 from plait.task import command_text
 
-MOST_SEARCHED = 10_000
-"""Runs that a search reads, the newest first."""
 _LOOKS_A_RECORD = 25
 
 
@@ -424,7 +423,7 @@ async def find_runs(
     statuses: Collection[RunStatus] = (),
     name: str | None = None,
     search: str = "",
-    searched: int = MOST_SEARCHED,
+    searched: int = MOST_RUNS_SEARCHED,
 ) -> Sequence[RunRecord]:
     """Return the newest runs, at most `limit` after the first `offset`, as `Runs.list` chooses them, among the newest
     `searched`. Raises StoreError.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from plait.backends import extras
 from plait.backends.extras import install_command
-from plait.runner.cli import serve_command
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import plait_here
 from tests.support.processes.served import BACKENDS, heard, served
@@ -41,7 +41,7 @@ def test_what_else_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "no backend is configured" in refused(tmp_path)
     (tmp_path / "backends.yaml").write_text(BACKENDS)
     assert "names the backends; leave --backend" in refused(tmp_path, "--backends", "backends.yaml", "--model", "m")
-    monkeypatch.setattr(serve_command, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
     lack = f"the extra `server` (uvicorn); run: {install_command('server')}\n"
     assert lack in refused(tmp_path, "--base-url", "http://h")
     both = refused(tmp_path)
