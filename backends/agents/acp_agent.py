@@ -63,8 +63,6 @@ class AcpBackend(AgentBackend):
 
     command: Sequence[str] = ()  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
     """Command to start the agent, such as ("goose", "acp"). The prompt is never part of the command."""
-    model: str | None = None
-    """Id or name of a model offered by the session. None leaves the choice to the agent."""
     mode: str | None = None
     """Id or name of a mode offered by the session. None leaves the choice to the agent."""
     auth_method: str | None = None

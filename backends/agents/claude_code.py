@@ -66,8 +66,6 @@ class ClaudeCodeBackend(AgentBackend):
     can_fork: ClassVar[bool] = True
     ends_at_interrupt: ClassVar[bool] = True
 
-    model: str | None = None
-    """Model; None for the agent's default."""
     permission_mode: str | None = None
     """One of Claude Code's own modes, such as "acceptEdits". Without a mode and without `allowed_tools`, any tool use
     that needs permission is denied, and the agent continues without.

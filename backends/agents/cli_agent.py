@@ -90,6 +90,8 @@ class AgentBackend(ProgramBackend, ABC):
 
     command: str | None = None
     """Executable of the agent, a name on PATH or a path. None uses the agent's usual command."""
+    model: str | None = None
+    """The model's name, or its id as the session offers it (ACP); None for the agent's own choice."""
     turn_timeout: float = 3600.0
     """Seconds after which a running turn is ended (`timeout`)."""
     idle_timeout: float = 900.0

@@ -50,8 +50,6 @@ class CodexBackend(AgentBackend):
     can_fork: ClassVar[bool] = True
     ends_at_interrupt: ClassVar[bool] = True
 
-    model: str | None = None
-    """Model; None for the agent's default."""
     sandbox: str = "read-only"
     """Rights of the agent's commands: "read-only", "workspace-write" (may also write in the working folder and in
     temporary folders), or "danger-full-access". There are no permission requests: an action forbidden by the sandbox
