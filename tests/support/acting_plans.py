@@ -178,7 +178,7 @@ class Oracle:
             elif not starts:
                 self._end(task, prefix, PENDING)
             elif "when" in task and values[task["when"]] == "b":
-                self._by_condition.add(prefix + task["id"])
+                self._by_condition.update(_with_samples(prefix + task["id"], task))
                 self._end(task, prefix, SKIPPED)
             else:
                 values[task["id"]] = self._work(task, prefix, values, x)
