@@ -161,6 +161,7 @@ def promises(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
         *hosts(times, results),
         *like(times, results),
         *wire(times, results),
+        *widths(times, results),
         Line("`plait --help`", f"{start['wall_s']:.2f} s", "within 0.3 s", start["wall_s"] <= 0.3),
     ]
 
@@ -340,6 +341,27 @@ def refused(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
     return lines
 
 
+SERVERS = {
+    "64 slots of 0.3 to 0.5 s": (("64", "128"), ("1000", "64", "0.3-0.5")),
+    "8 slots of 0.1 to 0.2 s": (("8", "16"), ("1000", "8", "0.1-0.2")),
+    "a bucket of 1,200 a minute": (("20", "64"), ("1000", "256", "0.3-0.5", "1200", "40")),
+    "64 slots of 0.3 to 0.5 s, 8 % refused at random": (("64", "128"), ("1000", "64", "0.3-0.5", "0.08")),
+}
+"""Servers of which plait is told nothing: the widths that may be the best, and the arguments of `wire.width`."""
+
+
+def widths(times: int, results: dict[str, dict[str, float]]) -> list[Line]:
+    """Measure runs whose width finds itself against the best fixed width."""
+    lines: list[Line] = []
+    for server, (fixed, job) in SERVERS.items():
+        found = in_turn(min(times, 3), *(("width", at_once, *job) for at_once in ("auto", *fixed)))
+        results |= {f"1000 calls, {server}, {at} at once": row for at, row in zip(("auto", *fixed), found, strict=True)}
+        ratio = found[0]["wall_s"] / min(row["wall_s"] for row in found[1:])
+        what = f"1,000 calls, {server}: `concurrency: auto` against the best fixed width"
+        lines.append(Line(what, f"{ratio:.2f} times", "at most 1.15", ratio <= 1.15))
+    return lines
+
+
 def row_of(line: Line) -> str:
     """Return the line as a table row."""
     marks = {True: "yes", False: "**no**", None: ""}
@@ -369,7 +391,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run all benchmarks, or those of a part.")
     parser.add_argument("--quick", action="store_true", help="measure once instead of five times")
     part = parser.add_mutually_exclusive_group()
-    for measured in (growth, agents, stores, hosts, wire, like):
+    for measured in (growth, agents, stores, hosts, wire, widths, like):
         what = (measured.__doc__ or "").partition("\n")[0]
         part.add_argument(f"--{measured.__name__}", dest="part", action="store_const", const=measured, help=what)
     return parser.parse_args()

@@ -25,6 +25,7 @@ from benchmarks.model_server import ANSWER
 from benchmarks.stores import sqlite_store
 from plait import ParallelRunner, RateLimits, RunStatus
 from plait.backends import ConversationRequest, OpenAIBackend
+from plait.runner.scheduling.slots import Concurrency
 
 Call = Callable[[], Awaitable[str]]
 SHAPES = {
@@ -188,6 +189,16 @@ async def refused(client: str, count: str, at_once: str, seconds: str, *limit: s
     return found | served
 
 
+async def width(at_once: str, count: str, slots: str, seconds: str, *limit: str) -> dict[str, float]:
+    """Measure `count` calls, `at_once` of them or "auto", against a server of which plait is told nothing."""
+    edges = SHAPES["fan"](int(count))
+    with model_server(slots, seconds, *limit) as url:
+        found = await _run(edges, url, "auto" if at_once == "auto" else int(at_once))
+        served = figures_of(url)
+    assert served["served"] == len(edges), served
+    return found | served
+
+
 async def _walk(edges: graphs.Edges, call: Call, at_once: int) -> dict[str, float]:
     results: list[str | None] = [None] * len(edges)
 
@@ -201,7 +212,7 @@ async def _walk(edges: graphs.Edges, call: Call, at_once: int) -> dict[str, floa
 
 
 async def _run(
-    edges: graphs.Edges, url: str, at_once: int, rates: Mapping[str, RateLimits] | None = None
+    edges: graphs.Edges, url: str, at_once: Concurrency, rates: Mapping[str, RateLimits] | None = None
 ) -> dict[str, float]:
     dag = graphs.dag(edges)
     backend = OpenAIBackend("m", base_url=f"{url}/v1")
@@ -250,5 +261,6 @@ MEASURES: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
     "calls": calls,
     "rated": rated,
     "refused": refused,
+    "width": width,
     "one_call": one_call,
 }

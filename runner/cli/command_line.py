@@ -64,7 +64,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Steer": {
         "answer": "Show the open questions; answer one, or settle a waiting task.",
         "continue": "Continue the conversation of a task.",
-        "pause": "Pause a run that goes on; `tune` changes how wide it runs.",
+        "pause": "Pause a run that goes on; `tune` its width, `retry` a task.",
         "cancel": "Cancel a run for good.",
     },
     "Share": {
@@ -82,7 +82,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 long as printing the help.
 """
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
-BESIDE = {"try": "fork", "tune": "pause"}
+BESIDE = {"try": "fork", "tune": "pause", "retry": "pause"}
 """The subcommands that stand in the module, and in the line of the help, of another one."""
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""

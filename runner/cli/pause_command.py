@@ -1,4 +1,4 @@
-"""`plait pause` and `plait tune`: steer a run that goes on, wherever it runs."""
+"""`plait pause`, `plait tune` and `plait retry`: steer a run that goes on, wherever it runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from plait.persistence.store_records import RunRecord
 from plait.runner.cli import run_report
 from plait.runner.cli.command_options import (
     async_command,
+    complete,
     json_option,
     parse_assignments,
     print_next,
@@ -83,9 +84,27 @@ async def tune_command(
     _print_change(record, f"run {record.run_id} has at most {', '.join(numbers)}", is_live, as_json)
 
 
+@async_command("retry")
+@run_argument
+@click.argument("task", shell_complete=complete)
+@store_option
+async def retry_command(run: str, task: str, store_path: StorePlace) -> None:
+    """Run the failed TASK of RUN (an id, the beginning of an id, or `last`) again while the run goes on; at once, if it
+    waits for its next attempt.
+
+    The process of the run reads this within a second, and tasks that wait for TASK go on after it. Of a run that has
+    ended, `plait resume RUN --retry-failed` runs the failed tasks again.
+    """
+    async with existing_store(store_path) as store:
+        record = await find_run(store, run)
+        await TrustedBackends(store, FileOptions(), note=print_note).runs().retry(record.run_id, task)
+    owner = record.owner.process if record.owner else "its process"
+    print_note(f"task {task} of run {record.run_id} is to run again: {owner} reads it within a second")
+
+
 def _print_change(record: RunRecord, said: str, is_live: bool, as_json: bool) -> None:
     if as_json:
         run_report.print_json({"run_id": record.run_id, "is_live": is_live})
         return
     owner = record.owner.process if record.owner else "its process"
-    print_note(said + (f": {owner} reads it within a second" if is_live else " once a process resumes it"))
+    print_note(said + (f": {owner} reads it within a second" if is_live else "; no process works on it now"))

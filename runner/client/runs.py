@@ -42,7 +42,7 @@ from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.retention import Deletion, delete_expired
 from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
 from plait.runner.client.run_estimate import RunEstimate, estimate_run
-from plait.runner.client.tune_run import pause_run, tune_run
+from plait.runner.client.tune_run import pause_run, retry_task, tune_run
 from plait.runner.domain import policy as policies
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
@@ -492,6 +492,19 @@ class Runs:
         one.
         """
         return await tune_run(self.options, run_id, concurrency, limits or {})
+
+    @_with_open_store
+    async def retry(self, run_id: str, task_id: str) -> None:
+        """Run a failed task again while its run goes on, or at once one that waits for its next attempt.
+
+        The owner reads the request within a second, and ignores it if the task has begun again meanwhile. Earlier
+        failures count no more for the task's `retry`, and tasks that wait for the task go on after it.
+
+        Raises InvalidRequest for a task that cannot run again now, such as one without which others went on, and if no
+        process works on the run: a resume with `retry_failed` runs all failed tasks of a run again. Raises
+        StoreRequired, RunNotFound, TaskNotFound, StoreError.
+        """
+        await retry_task(self.options, run_id, task_id)
 
     @_with_open_store
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:

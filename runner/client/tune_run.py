@@ -1,4 +1,4 @@
-"""A person steers a run while it goes on: pauses it, changes how many tasks run at once. By notes to its owner."""
+"""A person steers a run while it goes on: pauses, how many tasks run at once, a task again. By notes to its owner."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from plait.errors import InvalidRequest, nearest
 from plait.events import RunTuned
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.domain.run_tuning import checked_change, tune_note
+from plait.runner.domain.run_tuning import checked_change, retry_note, tune_note, why_not_again
 from plait.runner.domain.wait_reasons import stored_limits
 from plait.runner.engine.inbox import wake
 from plait.runner.engine.lease import owner_is_gone
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.state.stored_run import read_settings, stored_record
-from plait.statuses import RUN_DONE, RunStatus
+from plait.runner.state.stored_run import StoredPolicy, read_settings, stored_record, stored_run
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
 async def pause_run(config: RunOptions, run_id: str, backend: str | None, *, off: bool) -> bool:
@@ -31,6 +31,29 @@ async def tune_run(config: RunOptions, run_id: str, concurrency: int | None, lim
         raise InvalidRequest("say how many tasks run at once, of the run (-j N) or on a backend (--backend NAME=N)")
     at = iso(config.clock.wall())
     return await _send(config, run_id, [RunTuned(at, name, slots=number) for name, number in numbers.items()])
+
+
+async def retry_task(config: RunOptions, run_id: str, task_id: str) -> None:
+    """Ask the owner of the run to run a task again. See `Runs.retry`."""
+    run = await stored_run(config.store, run_id)
+    run.require_task(task_id)
+    dag, position = run.state.dag, run.state.dag.position(task_id)
+    status, attempt = run.state.statuses[position], run.state.attempts[position]
+    why = None
+    if status is TaskStatus.PENDING and not attempt:
+        why = "it has not begun"
+    elif status is not TaskStatus.FAILED and status is not TaskStatus.PENDING:
+        why = f"it is {status.value}"
+    elif owner_is_gone(run.record):
+        retries = " --retry-failed" if status is TaskStatus.FAILED else ""
+        why = f"no process works on the run; continue it: plait resume {run_id}{retries}"
+    elif status is TaskStatus.FAILED:
+        has_policy = StoredPolicy.of(run.record) is not None
+        why = "the policy of the run knows that it failed" if has_policy else why_not_again(dag, dag[task_id])
+    if why is not None:
+        raise InvalidRequest(f"task {task_id!r} of run {run_id} cannot run again now: {why}")
+    await run.store.send(run_id, retry_note(task_id, attempt, iso(config.clock.wall())))
+    wake(run.record.owner)
 
 
 async def _send(config: RunOptions, run_id: str, changes: Sequence[RunTuned]) -> bool:

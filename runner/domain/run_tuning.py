@@ -1,8 +1,8 @@
-"""What a person changes in a run that goes on: it is paused, or runs more or fewer tasks at once. Pure.
+"""What a person changes in a run that goes on: pauses, how many tasks run at once, a task that runs again. Pure.
 
-Each change is a note in the inbox of the run, and all of them together, the last one of a kind counting, are its
-`Tuning`. So a change holds for every later owner too, whether or not the run had one when it was sent. The event
-`RunTuned`, of the same form, tells the history when an owner took it over.
+Each pause and each number is a note in the inbox of the run, and all of them together, the last one of a kind counting,
+are its `Tuning`. So a change holds for every later owner too, whether or not the run had one when it was sent. The
+event `RunTuned`, of the same form, tells the history when an owner took it over.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from plait.errors import InvalidRequest
 from plait.events import RunTuned
 from plait.json_form import to_json
 from plait.persistence.store_records import Note, NoteRecord
+from plait.runner.domain.dag import DAG
+from plait.task import FailureMode, Task
 
 TUNE = "tune"
 """The kind of note that tunes a run."""
@@ -71,6 +73,45 @@ class Tuning:
 
 def _says(change: RunTuned) -> tuple[bool, int | None]:
     return bool(change.paused), change.slots
+
+
+RETRY = "retry"
+"""The kind of note that asks to run a task again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryNote:
+    """The request to run a task again that has failed, or waits for its next attempt."""
+
+    task_id: str
+    attempt: int
+    """The last attempt that the sender knows of. The request is void once there is a later one."""
+
+
+def retry_note(task_id: str, attempt: int, at: str) -> Note:
+    """Return the note that asks for another attempt."""
+    return Note(RETRY, at, task_id, to_json({"attempt": attempt}))
+
+
+def retry_in(note: NoteRecord) -> RetryNote | None:
+    """Return the request in `note`; None if it is of another kind or cannot be decoded."""
+    if note.kind != RETRY or note.task_id is None:
+        return None
+    try:
+        return RetryNote(note.task_id, int(json.loads(note.body)["attempt"]))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def why_not_again(dag: DAG, task: Task) -> str | None:
+    """Return why the failed task cannot run again while its run goes on; None if it can."""
+    if task.gathers:
+        return "it stands for its parts; name one of them"
+    if task.failure_mode is not FailureMode.HARD:
+        return "the tasks behind it have gone on without it"
+    if any(one.join != "all" or one.call is not None for one in dag):
+        return "the plan has tasks with `join` or `plan`, which may have gone on without it"
+    return None
 
 
 def checked_change(change: RunTuned) -> RunTuned:

@@ -47,7 +47,7 @@ from plait.backends.backend_protocol import Output
 from plait.backends.running_turn import Cancellation
 from plait.json_form import JsonInput
 from plait.runner.domain.asked_question import RAISES, Way
-from plait.runner.domain.run_tuning import Tuning
+from plait.runner.domain.run_tuning import Tuning, why_not_again
 from plait.runner.engine.answer_check import Settle
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
@@ -166,6 +166,22 @@ class Executor:
         """Let `concurrency` tasks run at once, if it is more than before."""
         self._scheduler.widen(concurrency)
         self._take_offered()
+
+    def retry(self, task_id: str, attempt: int) -> None:
+        """Run a task again whose last `attempt` has failed, at once if it waits for the next one. No effect on a task
+        that cannot run again now.
+        """
+        if task_id not in self._state.dag or self.ended_by is not None or self._closed:
+            return
+        position = self._state.dag.position(task_id)
+        status, is_last = self._state.statuses[position], self._state.attempts[position] == attempt
+        if is_last and status is TaskStatus.PENDING:
+            self._delays.end(position)
+        may_run = self._policy_driver is None and why_not_again(self._state.dag, self._tasks[position]) is None
+        if is_last and status is TaskStatus.FAILED and may_run:
+            reopened = self._state.reopen(position, self._stamp())
+            self._scheduler.unpark(position, self._state.statuses)
+            self._step([reopened])
 
     def tune(self, tuning: Tuning) -> None:
         """Start further tasks as a person says."""

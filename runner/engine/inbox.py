@@ -23,7 +23,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Note, NoteRecord
 from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion
-from plait.runner.domain.run_tuning import tuned_in
+from plait.runner.domain.run_tuning import retry_in, tuned_in
 from plait.runner.engine.checkpointer import Cancels, server_of
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.state.stored_run import asks_for_cancel
@@ -93,6 +93,9 @@ class Inbox:
                 self._pass_on(note)
             if tuned := [one for one in map(tuned_in, notes) if one is not None]:
                 self._run.tune(tuned)
+            for retry in filter(None, map(retry_in, notes)):
+                if self._run.execution is not None:
+                    self._run.execution.retry(retry.task_id, retry.attempt)
 
     async def look_for_answer(self, task_id: str, attempt: int, deadline_at: str) -> None:
         """Pass on the unread answers to the `attempt` of the task that were sent by `deadline_at`."""

@@ -62,6 +62,10 @@ class Execution(Protocol):
         """Start further tasks as `tuning` says."""
         ...
 
+    def retry(self, task_id: str, attempt: int) -> None:
+        """Run a task again whose last `attempt` has failed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AdoptedAttempt:

@@ -18,7 +18,7 @@ from anyio.abc import ObjectReceiveStream
 from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
 from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from plait.backends.specs.backend_specs import BackendSpec
 from plait.errors import RunNotFound, RunNotResumable, RunOwned, StoreError
@@ -160,6 +160,24 @@ class ContinueBody(Received):
     """The message, which is not blank."""
 
 
+class PauseBody(Received):
+    """What is paused."""
+
+    backend: str | None = None
+    """A backend of the run; null for the whole run."""
+    off: StrictBool = False
+    """Let the run, or the backend, go on."""
+
+
+class TuneBody(Received):
+    """How many tasks run at once."""
+
+    concurrency: StrictInt | None = None
+    """Of the whole run."""
+    limits: dict[str, StrictInt] = Field(default_factory=dict[str, int])
+    """On backends, by name."""
+
+
 class PreviewQuery(Received):
     """The resume to preview."""
 
@@ -196,6 +214,13 @@ class RunStatusBody(_Sent):
 
     run_id: str
     status: RunStatus
+
+
+class TuneResult(RunStatusBody):
+    """A run after a change."""
+
+    is_live: bool
+    """True if a process works on the run, which reads the change within a second; false if the next one does."""
 
 
 class AnswerResult(RunStatusBody):
@@ -335,10 +360,13 @@ class Api:
         router.add_api_route("", self.list_all, methods=["GET"])
         router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=RunDetail)
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
+        router.add_api_route("/{run_id}/pause", self.pause, methods=["POST"])
+        router.add_api_route("/{run_id}/tune", self.tune, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
         router.add_api_route("/{run_id}/preview", self.preview, methods=["GET"], response_model=PreviewView)
         router.add_api_route("/{run_id}/tasks/{task_id}", self.get_task, methods=["GET"], response_model=TaskDetail)
         router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
+        router.add_api_route("/{run_id}/tasks/{task_id}/retry", self.retry, methods=["POST"])
         router.add_api_route("/{run_id}/tasks/{task_id}/settle", self.settle, methods=["POST"])
         router.add_api_route(
             "/{run_id}/tasks/{task_id}/continue", self.continue_task, methods=["POST"], response_model=ReplyView
@@ -431,6 +459,11 @@ class Api:
         """Return a task with its conversation and its attempts."""
         return await _answer(await self._runs.task(run_id, task_id))
 
+    async def retry(self, run_id: str, task_id: str) -> RunStatusBody:
+        """Run a failed task again while its run goes on, or at once one that waits for its next attempt."""
+        await self._runs.retry(run_id, task_id)
+        return RunStatusBody(run_id=run_id, status=await self._status(run_id))
+
     async def settle(self, run_id: str, task_id: str, how: SettleBody) -> RunStatusBody:
         """Settle a task that waits for a person, as `plait answer --done`, `--again` and `--fail` do."""
         await self._runs.settle(run_id, task_id, how.how, how.text)
@@ -440,6 +473,16 @@ class Api:
         """Send one more message in the conversation of a task after the run, and return the answer."""
         reply = await self._runs.continue_task(run_id, task_id, said.message)
         return await _answer(ReplyView.of(run_id, task_id, reply))
+
+    async def pause(self, run_id: str, how: PauseBody) -> TuneResult:
+        """Start no further task of a run, or on one of its backends, or let it go on. Calls under way end normally."""
+        is_live = await self._runs.pause(run_id, backend=how.backend, off=how.off)
+        return TuneResult(run_id=run_id, status=await self._status(run_id), is_live=is_live)
+
+    async def tune(self, run_id: str, how: TuneBody) -> TuneResult:
+        """Change how many tasks of a run are under way at once. Calls under way end normally."""
+        is_live = await self._runs.tune(run_id, concurrency=how.concurrency, limits=how.limits)
+        return TuneResult(run_id=run_id, status=await self._status(run_id), is_live=is_live)
 
     async def cancel(self, run_id: str) -> RunStatusBody:
         """Cancel a run for good, wherever it runs. A run that has ended is not changed."""

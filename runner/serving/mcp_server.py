@@ -166,6 +166,33 @@ class RunTools:
         await self._runs.cancel(run_id, wait=MOST_WAIT_S / 2)
         return await self.run_status(run_id)
 
+    async def pause_run(
+        self,
+        run_id: _RunId,
+        backend: Annotated[str | None, Field(description="Pause this backend of the run alone.")] = None,
+        off: Annotated[bool, Field(description="Let the run, or the backend, go on.")] = False,
+    ) -> dict[str, Any]:
+        """Pause a run: no further task starts until it goes on, and calls under way end normally."""
+        await self._runs.pause(run_id, backend=backend, off=off)
+        return await self.run_status(run_id)
+
+    async def tune_run(
+        self,
+        run_id: _RunId,
+        concurrency: Annotated[int | None, Field(description="Of the whole run.")] = None,
+        limits: Annotated[dict[str, int] | None, Field(description="On backends, by name.")] = None,
+    ) -> dict[str, Any]:
+        """Change how many tasks of a run are under way at once."""
+        await self._runs.tune(run_id, concurrency=concurrency, limits=limits)
+        return await self.run_status(run_id)
+
+    async def retry_task(
+        self, run_id: _RunId, task_id: Annotated[str, Field(description="The id of the failed task.")]
+    ) -> dict[str, Any]:
+        """Run a failed task again while its run goes on, or at once one that waits for its next attempt."""
+        await self._runs.retry(run_id, task_id)
+        return await self.run_status(run_id)
+
     async def _start(self, run_id: str) -> None:
         with suppress(RunOwned):  # another process executes the run already
             await self._plans.start(run_id)
@@ -221,7 +248,15 @@ def make_server(tools: RunTools) -> MCPServer[None]:
     )
     for tool in reads:
         server.add_tool(_explained(tool), annotations=_READS)
-    verbs: tuple[_Tool, ...] = (tools.start_run, tools.resume_run, tools.answer_question, tools.cancel_run)
+    verbs: tuple[_Tool, ...] = (
+        tools.start_run,
+        tools.resume_run,
+        tools.answer_question,
+        tools.pause_run,
+        tools.tune_run,
+        tools.retry_task,
+        tools.cancel_run,
+    )
     for tool in verbs:
         is_destructive = tool == tools.cancel_run
         hints = ToolAnnotations(read_only_hint=False, destructive_hint=is_destructive, idempotent_hint=True)

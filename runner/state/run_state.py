@@ -550,13 +550,15 @@ class RunState:
         return events.TaskAnswered(at, self.dag.tasks[position].id, number, encode_answers(answers))
 
     def reopen(self, position: int, at: str, *, prompt: str | None = None) -> events.TaskReopened:
-        """Make the failed task of a stored run pending again, at the request of a person. `prompt` is the task's prompt
-        if the prompt is new.
+        """Make the failed task pending again, at the request of a person; earlier failures count no more. `prompt` is
+        the task's prompt if the prompt is new.
         """
         self._move(position, events.TaskReopened.kind)
         del self._results[position]
         self._answers.pop(position, None)
-        damaged = self.records[position].damaged
+        self._failures.reset(position)
+        del self._refusals[position]
+        damaged = position < len(self.records) and self.records[position].damaged
         return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged, prompt)
 
     def _move(self, position: int, kind: str) -> None:

@@ -1,6 +1,6 @@
 // A run: its state and actions, and its tasks in three views of one selection, the chosen task beside them.
 
-import { cancelRun, resumeRun } from "./dialogs.js";
+import { cancelRun, pauseRun, resumeRun, tuneRun } from "./dialogs.js";
 import { addressOf, button, chips, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
 import { GraphView } from "./graph_view.js";
 import { Live } from "./page_api.js";
@@ -12,6 +12,7 @@ import { Timeline } from "./timeline.js";
 
 const VIEWS = ["table", "timeline", "graph"];
 const DONE = ["completed", "failed", "cancelled"];
+const PAUSABLE = ["queued", "running", "waiting_input", "interrupted"];
 
 export class RunPage {
 	selection = new Selection();
@@ -115,6 +116,8 @@ export class RunPage {
 		replace(this.actions,
 			isResumable && button("Resume…", () => resumeRun(this.run, false), { class: "primary" }),
 			(isFailed || (isResumable && head.counts.failed)) && button("Retry failed…", () => resumeRun(this.run, true), { class: isFailed && "primary" }),
+			PAUSABLE.includes(head.status) && button(head.paused ? "Go on…" : "Pause…", () => pauseRun(this.run, head.paused)),
+			PAUSABLE.includes(head.status) && button("Width…", () => tuneRun(this.run)),
 			!DONE.includes(head.status) && button("Cancel…", () => cancelRun(this.run)));
 		replace(this.bar, progress(head));
 		if (before && before !== head.status) replace(this.told, `The run is ${words(head.status)}.`);

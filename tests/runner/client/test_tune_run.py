@@ -9,12 +9,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait import DAG, ParallelRunner, Run, RunStatus, Task
-from plait.errors import InvalidRequest, RunNotFound
-from plait.events import RunTuned, TaskCompleted, TaskStarted
+from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task
+from plait.errors import BackendError, ErrorKind, InvalidRequest, RunNotFound
+from plait.events import RunTuned, TaskCompleted, TaskFailed, TaskRetried, TaskStarted
 from plait.persistence import Note, Store
 from plait.results import WaitKind
-from plait.runner.domain.run_tuning import MOST_SLOTS, TUNE
+from plait.runner.domain.run_tuning import MOST_SLOTS, RETRY, TUNE
 from tests.support.fakes import Talker
 from tests.support.stores.held import HeldClock
 
@@ -258,3 +258,108 @@ async def test_a_note_that_says_nothing_changes_nothing(store: Store) -> None:
         await scene.calls.end()
         assert (await run.result()).status is RunStatus.COMPLETED
     assert len(await scene.told()) == 1
+
+
+class Failing(Calls):
+    """The calls for `bad` fail until `mended`."""
+
+    def __init__(self, error: BackendError) -> None:
+        super().__init__()
+        self.error, self.mended, self.tries = error, False, 0
+        self.ends_at_once = False
+
+    async def __call__(self, prompt: str) -> str:
+        if prompt == "bad":
+            self.tries += 1
+            if not self.mended:
+                raise self.error
+            return "good"
+        return prompt if self.ends_at_once else await super().__call__(prompt)
+
+
+WORK = [Task("bad", prompt="bad"), Task("after", prompt="after {{ bad }}", depends_on=["bad"]), Task("b", prompt="b")]
+
+
+async def test_a_failed_task_runs_again_while_the_others_go_on(store: Store) -> None:
+    scene = Scene(store)
+    calls = Failing(BackendError(ErrorKind.INVALID_REQUEST, "bad"))
+    runner = ParallelRunner(calls, store=store, clock=scene.clock)
+    async with runner.start(DAG(WORK), "r") as run:
+        await calls.reach(1)
+        await scene.wait_for(run, lambda event: isinstance(event, TaskFailed))
+        with pytest.raises(InvalidRequest, match="'after' of run r cannot run again now: it has not begun"):
+            await scene.runs.retry("r", "after")
+        with pytest.raises(InvalidRequest, match="'b' of run r cannot run again now: it is running"):
+            await scene.runs.retry("r", "b")
+        calls.mended = True
+        await scene.runs.retry("r", "bad")
+        await scene.runs.retry("r", "bad")  # void once the first has begun
+        scene.clock.look()
+        await calls.reach(2)
+        assert set(calls.under_way) == {"b", "after good"}
+        await calls.end()
+        result = await run.result()
+    assert (result.status, calls.tries, result["bad"].attempts) == (RunStatus.COMPLETED, 2, 2)
+    told = [event.kind for event in await store.list_events("r") if event.task_id == "bad"]
+    assert told == ["task_started", "task_failed", "task_reopened", "task_started", "task_completed"]
+
+
+async def test_a_task_that_waits_for_its_next_attempt_runs_at_once(store: Store) -> None:
+    scene = Scene(store)
+    calls = Failing(BackendError(ErrorKind.TRANSIENT, "bad", retry_after=3600.0))
+    runner = ParallelRunner(calls, store=store, clock=scene.clock)
+    async with runner.start(DAG(WORK[:1]), "r") as run:
+        await scene.wait_for(run, lambda event: isinstance(event, TaskRetried))
+        calls.mended = True
+        await scene.runs.retry("r", "bad")
+        scene.clock.look()
+        assert (await run.result()).status is RunStatus.COMPLETED
+
+
+async def test_a_retried_task_has_all_its_attempts_again(store: Store) -> None:
+    scene = Scene(store)
+    calls = Failing(BackendError(ErrorKind.TRANSIENT, "bad", retry_after=0.0))
+    runner = ParallelRunner(calls, store=store, clock=scene.clock)
+    retry = Retry(attempts=2, base_delay=0.0, max_delay=0.0)
+    async with runner.start(DAG([Task("bad", prompt="bad", retry=retry), Task("b", prompt="b")]), "r") as run:
+        await calls.reach(1)
+        await scene.wait_for(run, lambda event: isinstance(event, TaskFailed))
+        await scene.runs.retry("r", "bad")
+        await scene.wait_for(run, lambda event: isinstance(event, TaskFailed))
+        assert calls.tries == 4
+        await calls.end()
+        await run.result()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "why"),
+    [
+        ([Task("bad", prompt="bad", failure_mode="soft")], "have gone on without it"),
+        ([Task("bad", prompt="bad"), Task("any", prompt="x", depends_on=["bad", "b"], join="any")], "with `join`"),
+    ],
+)
+async def test_a_task_without_which_others_went_on_stays_failed(store: Store, tasks: list[Task], why: str) -> None:
+    scene = Scene(store)
+    calls = Failing(BackendError(ErrorKind.INVALID_REQUEST, "bad"))
+    runner = ParallelRunner(calls, store=store, clock=scene.clock)
+    async with runner.start(DAG([*tasks, Task("b", prompt="b")]), "r") as run:
+        await calls.reach(1)
+        await scene.wait_for(run, lambda event: isinstance(event, TaskFailed))
+        with pytest.raises(InvalidRequest, match=why):
+            await scene.runs.retry("r", "bad")
+        await store.send("r", Note(RETRY, "2026-01-01T00:00:00.000Z", "bad", '{"attempt": 1}'))  # from elsewhere
+        await store.send("r", Note(RETRY, "2026-01-01T00:00:00.000Z", "nobody", '{"attempt": 1}'))
+        await store.send("r", Note(RETRY, "2026-01-01T00:00:00.000Z", "b", "{}"))
+        await scene.runs.tune("r", concurrency=3)
+        await scene.tuned(run)
+        calls.ends_at_once = True
+        await calls.end()
+        await run.result()
+    assert calls.tries == 1
+
+
+async def test_a_run_without_a_process_names_the_resume(store: Store) -> None:
+    calls = Failing(BackendError(ErrorKind.INVALID_REQUEST, "bad"))
+    assert (await ParallelRunner(calls, store=store).run(WORK[:2], "r")).status is RunStatus.FAILED
+    with pytest.raises(InvalidRequest, match="plait resume r --retry-failed"):
+        await ParallelRunner(calls, store=store).runs.retry("r", "bad")

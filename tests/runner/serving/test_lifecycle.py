@@ -146,6 +146,33 @@ def test_a_run_is_cancelled_and_stays_so(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["kind"]) == (409, "run_not_resumable")
 
 
+def test_a_run_is_paused_and_tuned(tmp_path: Path) -> None:
+    with served(tmp_path) as server, server.client() as client:
+        run_id = created(client, HELD)
+        seen = events(client, run_id, until_="task_started held")
+        told = post(client, f"/api/runs/{run_id}/pause", {})
+        assert told.json() == {"run_id": run_id, "status": "running", "is_live": True}
+        seen = events(client, run_id, seen[-1].id, until_="run_tuned")
+        (tmp_path / "go").touch()
+        seen = events(client, run_id, seen[-1].id, until_="task_completed held")
+        run = client.get(f"/api/runs/{run_id}").json()
+        assert [(one["paused"], one["backend"]) for one in run["tuned"]] == [(True, None)]
+        assert [one["waits"]["kind"] for one in run["tasks"] if one["status"] == "pending"] == ["paused"]
+        for path, body, why in (
+            ("tune", {}, "say how many tasks run at once"),
+            ("tune", {"concurrency": 0}, "must be 1 to 10,000, not 0"),
+            ("tune", {"limits": {"nobody": 3}}, "has no backend 'nobody'"),
+            ("pause", {"backend": "nobody"}, "has no backend 'nobody'"),
+        ):
+            refused = post(client, f"/api/runs/{run_id}/{path}", body)
+            assert (refused.status_code, why in refused.json()["error"]["message"]) == (422, True)
+        assert post(client, f"/api/runs/{run_id}/tune", {"concurrency": 3}).status_code == 200
+        assert post(client, f"/api/runs/{run_id}/pause", {"off": True}).status_code == 200
+        rest = [one.event for one in events(client, run_id, seen[-1].id)]
+        assert rest.count("run_tuned") == 2
+        assert rest[-1] == "run_completed"
+
+
 @pytest.mark.parametrize("seconds", ["0", "0.05"])
 def test_the_server_has_a_grace_time_of_its_own(tmp_path: Path, seconds: str) -> None:
     with served(tmp_path, "--cancel-grace", seconds) as server, server.client() as client:

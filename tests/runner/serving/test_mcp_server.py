@@ -208,6 +208,16 @@ async def test_a_long_result_comes_in_pieces(folder: Path) -> None:
         assert text == "x" * 50_000
 
 
+async def test_a_paused_run(folder: Path) -> None:
+    async with agent(folder) as user:
+        run_id = (await user.call("start_run", plan="held"))["run_id"]
+        assert "has no backend 'nobody'" in await user.refused("pause_run", run_id=run_id, backend="nobody")
+        assert (await user.call("pause_run", run_id=run_id))["status"] == "running"
+        assert (await user.call("tune_run", run_id=run_id, concurrency=3))["status"] == "running"
+        assert (await user.call("pause_run", run_id=run_id, off=True))["status"] == "running"
+        await user.call("cancel_run", run_id=run_id)
+
+
 async def test_a_cancelled_run(folder: Path) -> None:
     async with agent(folder) as user:
         run_id = (await user.call("start_run", plan="held"))["run_id"]

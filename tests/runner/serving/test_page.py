@@ -273,6 +273,25 @@ def test_a_run_of_another_process_is_cancelled(tmp_path: Path, browser: Browser)
         assert process.wait(LIMIT) != 0
 
 
+def test_a_run_of_another_process_is_paused_and_tuned(tmp_path: Path, browser: Browser) -> None:
+    with started(tmp_path, "- {id: a, prompt: held}\n") as process, ui(tmp_path) as server, watched(browser) as seen:
+        open_run(seen, server.page)
+        seen.page.get_by_role("button", name="Pause…").click()
+        seen.page.get_by_role("button", name="Pause the run").click()
+        expect(seen.page.locator(".facts")).to_contain_text("the run is paused")
+        seen.page.get_by_role("button", name="Width…").click()
+        seen.page.get_by_label("Tasks at once").fill("3")
+        seen.page.get_by_role("button", name="Change").click()
+        expect(seen.page.locator(".facts")).to_contain_text("at most 3 tasks at once")
+        seen.page.get_by_role("button", name="Go on…").click()
+        seen.page.get_by_role("button", name="Let it go on").click()
+        expect(seen.page.locator(".facts")).not_to_contain_text("the run is paused")
+        seen.page.get_by_role("button", name="Cancel…").click()
+        seen.page.get_by_role("button", name="Cancel the run").click()
+        expect(seen.page.locator(".facts .status")).to_have_text("cancelled")
+        assert process.wait(LIMIT) != 0
+
+
 def test_a_conversation_is_continued(tmp_path: Path, browser: Browser) -> None:
     run(tmp_path, "- {id: a, prompt: hello}\n", work=TALKER.replace("talker = ", "work = "))
     with ui(tmp_path) as server, watched(browser) as seen:
