@@ -75,7 +75,8 @@ async def _require_backend(store: Store, record: RunRecord, name: str | None) ->
         return
     settings = read_settings(record)
     limits = stored_limits(settings)
-    known = {limits.default, *limits.backends, *filter(None, settings.get("answer_keys") or ())}
+    answer_keys: Mapping[str, object] = settings.get("answer_keys") or {}  # "" is the default backend
+    known = {limits.default, *limits.backends, *filter(None, answer_keys)}
     known |= {one.backend for one in await store.list_tasks(record.run_id) if one.backend is not None}
     if name not in known:
         raise InvalidRequest(f"run {record.run_id} has no backend {name!r}{nearest(name, known)}")

@@ -52,7 +52,7 @@ export function pauseRun(run, isPaused) {
 }
 
 export function tuneRun(run) {
-	dialog("Tasks at once", (_, error, close) => {
+	dialog("Change the width", (_, error, close) => {
 		const number = h("input", { type: "number", min: 1, max: 10000, label: "Tasks at once" });
 		const set = () => post(`${runPath(run)}/tune`, { concurrency: number.valueAsNumber }).then(close);
 		return [
