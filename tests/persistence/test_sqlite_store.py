@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from plait import failpoints
 from plait.errors import Conflict, StoreBusy, StoreError, StoreUnusable
 from plait.events import SessionOpened
 from plait.persistence import MemoryStore, SQLiteStore, sqlite_file, sqlite_store
@@ -175,3 +176,12 @@ async def test_who_opens_a_store_is_told_of_its_damage(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match=r"is damaged \(the definition of notes has changed\)"):
         async with SQLiteStore(path):
             pass
+
+
+async def test_a_write_passes_the_failpoints_on_both_sides_of_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[str] = []
+    monkeypatch.setattr(failpoints, "on_reach", passed.append)
+    writer = Writer(MemoryStore())
+    for changes in (OPENING, (START_A, DONE_A)):
+        await writer.write(*changes)
+    assert passed == ["txn.begun", "txn.before_commit", "txn.after_commit"] * 2
