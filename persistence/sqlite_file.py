@@ -295,7 +295,7 @@ def _make_folder(folder: Path) -> None:
 def _sync_names(folder: Path) -> None:
     """Make the names in `folder` survive a power loss. SQLite syncs the contents of files, but not our names."""
     with suppress(OSError):  # some file systems cannot sync a folder
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
             os.fsync(descriptor)
         finally:
