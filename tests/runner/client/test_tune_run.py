@@ -135,25 +135,26 @@ async def test_a_pause_holds_over_a_resume(store: Store) -> None:
     assert not await first.runs.pause("r"), "nobody works on it"
     second = Scene(store, concurrency=2)
     async with second.runner.start_resume("r") as run:
+        await second.runs.tune("r", concurrency=3)
+        second.clock.look()
+        started = False
         async for event in run.events():
-            if isinstance(event, RunTuned):
+            started = started or isinstance(event, TaskStarted)
+            if isinstance(event, RunTuned) and event.slots == 3:
                 break
-        assert not second.calls.under_way
+        assert not started, "not even before the owner looks into its inbox"
         run.stop()
     third = Scene(store, concurrency=2)
     async with third.runner.start_resume("r") as run:
-        async for event in run.events():
-            if isinstance(event, RunTuned):
-                break
         assert not third.calls.under_way
         await third.runs.pause("r", off=True)
         third.clock.look()
-        await third.calls.reach(2)
+        await third.calls.reach(3)
         await third.calls.end()
-        await third.calls.reach(2)
+        await third.calls.reach(1)
         await third.calls.end()
         assert (await run.result()).status is RunStatus.COMPLETED
-    assert len(await first.told()) == 2, "a change is told once"
+    assert len(await first.told()) == 3, "a change is told once"
 
 
 async def test_a_run_is_made_wider_and_narrower(store: Store) -> None:
@@ -326,9 +327,13 @@ async def test_a_retried_task_has_all_its_attempts_again(store: Store) -> None:
         await scene.wait_for(run, lambda event: isinstance(event, TaskFailed))
         await scene.runs.retry("r", "bad")
         await scene.wait_for(run, lambda event: isinstance(event, TaskFailed))
-        assert calls.tries == 4
+        await store.send("r", Note(RETRY, "2026-01-01T00:00:00.000Z", "bad", '{"attempt": 2}'))
+        await scene.runs.tune("r", concurrency=3)
+        await scene.tuned(run)
+        calls.ends_at_once = True
         await calls.end()
         await run.result()
+    assert calls.tries == 4, "a request for another attempt than the last one is void"
 
 
 @pytest.mark.parametrize(
