@@ -105,7 +105,7 @@ async def test_a_stray_that_writes_for_ever_does_not_keep_us(tmp_path: Path, hol
         return False
 
     async with running(nasty("goes_on_writing", holds, tmp_path), tmp_path / "t") as child:
-        await child.follow(on_line, idle=60, until=anyio.current_time() + 20)
+        await child.follow(on_line, idle=60, until=anyio.current_time() + 100)
     assert b"ready" in lines
 
 
