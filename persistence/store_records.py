@@ -5,7 +5,7 @@ Times and JSON have the formats of `plait.events`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from plait.events import Event, Owner
@@ -98,7 +98,7 @@ class RunRecord:
         return self.last_seq, self.epoch, None if self.owner is None else self.owner.owner_id
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskRecord:
     """A stored task, with the result of the last attempt."""
 
@@ -140,7 +140,7 @@ class TaskRecord:
     """As in TasksAdded; None for a task of RunCreated."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptRecord:
     """A stored attempt at a task."""
 
@@ -167,7 +167,7 @@ no part of the conversation.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MessageRecord:
     """A stored message of a task's conversation."""
 
@@ -187,7 +187,7 @@ class MessageRecord:
     """The content does not fit the checksum."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EventRecord:
     """A stored event: the trace of one change in the run's history."""
 
@@ -215,7 +215,7 @@ class Note:
     """JSON that the store never reads."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NoteRecord:
     """A stored note."""
 

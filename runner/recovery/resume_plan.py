@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from plait.backends.backend_protocol import DetachedTurn
+from plait.json_form import value
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import RAISES, Way, answers_of
 from plait.runner.domain.continuation import is_refusal
@@ -56,7 +57,7 @@ _CONTINUES = frozenset({ResumeAction.CONTINUE, ResumeAction.ADOPT})
 """Actions that continue an existing conversation."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResumeStep:
     """The action of a resume for a task, with the reason."""
 

@@ -418,7 +418,7 @@ def _schema_of(output: type[OutputModel]) -> Mapping[str, object]:
     return output.model_json_schema()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Task:
     """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done.
 
