@@ -14,7 +14,7 @@ from plait.errors import Problem, PromptError, nearest
 from plait.json_form import JsonInput
 from plait.runner.domain.votes import is_decided
 from plait.runner.prompts.prompt_names import RESERVED_NAMES, PromptNames
-from plait.runner.prompts.prompt_template import ANSWER, check_texts, condition_names, parse_names
+from plait.runner.prompts.prompt_template import ANSWER, check_texts, condition_names, parse_names, paths_used
 from plait.task import MAX_FILES, MAX_REPEAT, PREVIOUS, SUCCESS, Check, Retry, Task, TaskFile
 
 MOST_HINTS = 20
@@ -319,24 +319,24 @@ class Checks:
     def _in_prompts(self) -> Iterator[Problem | _Unless]:
         for position, task in enumerate(self._tasks):
             if _is_text(task.prompt) and "{" in task.prompt:
-                yield from self._text_problems(_Text(task, position, "prompt"), *parse_names(task.prompt))
+                yield from self._text_problems(_Text(task, position, "prompt"), task.prompt, *parse_names(task.prompt))
             for word in filter(_is_text, task.run):
-                yield from self._text_problems(_Text(task, position, "run"), *parse_names(word))
+                yield from self._text_problems(_Text(task, position, "run"), word, *parse_names(word))
             if task.cwd is not None and _is_text(task.cwd):
-                yield from self._text_problems(_Text(task, position, "cwd"), *parse_names(task.cwd))
+                yield from self._text_problems(_Text(task, position, "cwd"), task.cwd, *parse_names(task.cwd))
             for text in filter(_is_text, task.env.values()):
-                yield from self._text_problems(_Text(task, position, "env"), *parse_names(text))
-            for _, names, mistakes in () if task.check is None else check_texts(task.check):
-                yield from self._text_problems(_Text(task, position, "check"), names, mistakes)
+                yield from self._text_problems(_Text(task, position, "env"), text, *parse_names(text))
+            for text, names, mistakes in () if task.check is None else check_texts(task.check):
+                yield from self._text_problems(_Text(task, position, "check"), text, names, mistakes)
             for text in filter(_is_text, () if task.call is None else task.call.texts):
-                yield from self._text_problems(_Text(task, position, "with"), *parse_names(text))
+                yield from self._text_problems(_Text(task, position, "with"), text, *parse_names(text))
             if task.when is not None and _is_text(task.when):
-                yield from self._text_problems(_Text(task, position, "when"), *condition_names(task.when))
+                yield from self._text_problems(_Text(task, position, "when"), task.when, *condition_names(task.when))
             for name in task.arguments:
                 yield from self._name_problem(_Text(task, position, "backend"), name)
 
     def _text_problems(
-        self, text: _Text, names: PromptNames, mistakes: Sequence[PromptError]
+        self, text: _Text, words: str, names: PromptNames, mistakes: Sequence[PromptError]
     ) -> Iterator[Problem | _Unless]:
         for mistake in mistakes:
             yield text.problem(str(mistake), mistake.line)
@@ -348,6 +348,17 @@ class Checks:
         inputs = text.task.inputs or self._inputs
         for name in sorted(names.inputs - inputs.keys()):
             yield text.problem(f"unknown input {name!r}{self._hint(name, inputs)}")
+        for path, message in missing_fields(words, lambda name: self._task_of(text, name)):
+            yield text.problem(f"{uses(path, text.noun)}, {message}", name=path)
+
+    def _task_of(self, text: _Text, name: str) -> Task | None:
+        """Return the task whose answer `name` stands for in the text; None if it stands for anything else."""
+        task = text.task
+        if name == ANSWER and text.field == "check":
+            return task
+        target = task.aliases.get(name, None if name in (task.inputs or self._inputs) else name)
+        position = self._positions.get(target) if isinstance(target, str) else None
+        return None if position is None else self._all_tasks[position]
 
     def _in_aliases(self) -> Iterator[Problem | _Unless]:
         for position, task in enumerate(self._tasks):
@@ -432,6 +443,49 @@ def uses_itself(name: str, noun: str = "prompt") -> str:
 def is_not_upstream(name: str, noun: str = "prompt") -> str:
     """Return the message for a prompt or a condition that uses the result of a task that need not be done before."""
     return f"{uses(name, noun)}, but {name!r} is not upstream{ADD_IT}"
+
+
+def missing_fields(text: str, task_of: Callable[[str], Task | None]) -> Iterator[tuple[str, str]]:
+    """Yield the fields that a prompt or a condition reads, and that the answer can never have, each with the end of the
+    sentence. `task_of` returns the task for a name, if there is one.
+    """
+    for path, (name, *keys) in paths_used(text):
+        task = task_of(str(name))
+        if task is None or not keys or task.gathers or task.adds_tasks:
+            continue
+        there, key = _lacks_field(task, keys)
+        if key is not None:
+            hint = nearest(key, there) or f"; it has {', '.join(there)}"
+            answer = "answer" if name == ANSWER else f"answer of {name!r}"
+            yield path, f"but the {answer} has no field {key!r}{hint}"
+
+
+_OF_A_COMMAND = ("code", "stdout", "stderr", "data")
+_OPEN = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "additionalProperties"})
+"""The keywords of a schema by which an object may have other fields than its `properties`."""
+
+
+def _lacks_field(task: Task, keys: list[str | int]) -> tuple[Sequence[str], str | None]:
+    """Return the fields of the answer and the first of `keys` that is none of them; None if all may be there."""
+    schema: Any = task.output_schema
+    if task.run and (key := keys.pop(0)) != "data":
+        return _OF_A_COMMAND, key if isinstance(key, str) and key not in _OF_A_COMMAND else None
+    for place, key in enumerate(keys):
+        if not isinstance(schema, Mapping):
+            break
+        fields = cast("Mapping[str, Any]", schema)
+        if isinstance(key, int):
+            schema = fields.get("items")
+            continue
+        properties = fields.get("properties")
+        if not isinstance(properties, Mapping) or any(fields.get(one, False) is not False for one in _OPEN):
+            break
+        if key == "data" and place == 0 and key not in properties:
+            continue  # the name of the whole answer: see `prompt_names.structured`
+        if key not in properties:
+            return [*cast("Mapping[str, Any]", properties)], key
+        schema = cast("Mapping[str, Any]", properties)[key]
+    return (), None
 
 
 def line_of(name: str, text: str) -> int | None:

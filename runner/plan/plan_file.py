@@ -20,6 +20,7 @@ from plait.errors import BackendError, PlanError, PlanProblem, PromptError, near
 from plait.json_form import JsonValue
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import workspace
+from plait.runner.domain.task_checks import missing_fields
 from plait.runner.plan.plan_inputs import SuppliedValues, input_values, no_input
 from plait.runner.plan.plan_mistakes import describe, explain, in_folder
 from plait.runner.plan.plan_models import (
@@ -584,6 +585,9 @@ class CalledPlans:
                 where.complain(at, f"{message}; {nearest(name, [*names, *inputs]).removeprefix('; ') or there}")
         if dag is None:
             return {"tasks": []}
+        if isinstance(call, LoopPart):
+            for path, message in missing_fields(call.until, {task.id: task for task in dag}.get):
+                caller.complain((*loop_at, "until"), f"`until` uses {{{{ {path} }}}}, {message}")
         for index, task in enumerate(part.tasks):
             if task.output == "tasks" and task.output_schema is None and function_of(task, part) is None:
                 part.tasks[index] = task.model_copy(update={"output_schema": TASKS_SCHEMA})

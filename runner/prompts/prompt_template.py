@@ -53,6 +53,8 @@ _PATH = rf"(?! (?:{'|'.join(sorted(_NOT_NAMES))}) \b) [A-Za-z_]\w* (?:{STEP})*"
 _CONSTRUCT = re.compile(rf"\{{ (?: \{{ (?: \s* ( {_PATH} | '\{{[{{%]' ) \s* \}}\}} )? | % )", re.ASCII | re.VERBOSE)
 """A construct with its path or its literal braces in the group; the beginning of any other construct, without."""
 _TOKEN = re.compile(r"""\.?\[?(?:"([^"]*)"|'([^']*)'|(-?\d+)|([A-Za-z_]\w*))\]?""", re.ASCII)
+_ASKS_FIRST = re.compile(r"\bis\s+(?:not\s+)?(?:un)?defined\b|\|\s*default\b")
+"""A condition that asks whether there is a field."""
 _SHOWN = re.compile(r"\{[{%].{0,60}?[}%]\}|.{0,40}")
 _DASHED = re.compile(r"\{\{\s*([\w-]+)[\s.\[}]", re.ASCII)
 _MOST_SHOWN = 3
@@ -126,6 +128,18 @@ def joined(found: Iterable[PromptNames]) -> PromptNames:
     """Return the names of all `found`."""
     fields = [(one.names, one.results, one.inputs, one.item) for one in found]
     return PromptNames(*(frozenset(chain.from_iterable(sets)) for sets in zip(*fields, strict=True)))
+
+
+def paths_used(text: str) -> list[tuple[str, list[str | int]]]:
+    """Return the fields that a plain prompt or a condition reads for certain: each as it is written, and as the name of
+    the task or the input with the keys behind it. A prompt that is not plain may read a field in one branch alone.
+    """
+    plain = _plain(text) if "{" in text else None
+    read = [] if plain is None else [path for path in plain[0] if not path.isidentifier() and path[0] != "'"]
+    if not read or _ASKS_FIRST.search(text):
+        return []
+    steps = ((path, [*_steps(path)]) for path in read)
+    return [(path, keys[1:] if keys[0] == "results" else keys) for path, keys in steps]
 
 
 def is_plain(prompt: str) -> bool:

@@ -10,6 +10,10 @@ from plait.runner.plan import Plan, PlanError, PlanProblem, parse_plan
 from plait.runner.prompts.prompt_template import render
 from tests.support.plans.plan_mistakes import mistakes, tasks
 
+SCHEMA = (
+    "output_schema: {type: object, properties: {ok: {type: boolean}, why: {type: array, items: {properties: "
+    "{text: {}}}}}}"
+)
 TO = "{$ref: '#/$defs/d"
 CASES = {
     "unknown key": (tasks("{id: a, prompt: x, wieght: 2}"), 2, "tasks[0].wieght", "did you mean 'weight'?"),
@@ -18,6 +22,46 @@ CASES = {
         2,
         "tasks[0].xyzzy",
         "there are id, prompt,",
+    ),
+    "a field that a command has not": (
+        tasks("{id: t, run: [ls]}", '{id: a, prompt: "{{ t.cod }}", depends_on: [t]}'),
+        3,
+        "tasks[1].prompt",
+        "the prompt uses {{ t.cod }}, but the answer of 't' has no field 'cod'; did you mean 'code'?",
+    ),
+    "a field that a schema has not": (
+        tasks(f"{{id: s, prompt: x, {SCHEMA}}}", '{id: a, prompt: "{{ s.why.0.txt }}", depends_on: [s]}'),
+        3,
+        "tasks[1].prompt",
+        "but the answer of 's' has no field 'txt'; did you mean 'text'?",
+    ),
+    "a condition on a field that a schema has not": (
+        tasks(f"{{id: s, prompt: x, {SCHEMA}}}", """{id: a, prompt: x, depends_on: [s], when: '{{ s["fine"] }}'}"""),
+        3,
+        "tasks[1].when",
+        """the condition uses {{ s["fine"] }}, but the answer of 's' has no field 'fine'; it has ok, why""",
+    ),
+    "a check of a field that a schema has not": (
+        tasks(f'{{id: s, prompt: x, {SCHEMA}, check: {{passes: "{{{{ answer.okay }}}}"}}}}'),
+        2,
+        "tasks[0].check",
+        "the check uses {{ answer.okay }}, but the answer has no field 'okay'; did you mean 'ok'?",
+    ),
+    "a field of the same row's answer": (
+        "inputs: {rows: [1]}\n"
+        + tasks(
+            f"{{id: s, prompt: x, for_each: rows, {SCHEMA}}}",
+            '{id: a, prompt: "{{ s.okay }}", for_each: rows, depends_on: [s]}',
+        ),
+        4,
+        "tasks[1].prompt",
+        "the prompt uses {{ s.okay }}, but the answer of 's' has no field 'okay'; did you mean 'ok'?",
+    ),
+    "the end of a loop on a field that a command has not": (
+        tasks('{id: l, loop: {max: 2, until: "{{ t.kode }} == 0", tasks: [{id: t, run: [ls], codes: any}]}}'),
+        2,
+        "tasks[0].loop.until",
+        "`until` uses {{ t.kode }}, but the answer of 't' has no field 'kode'; did you mean 'code'?",
     ),
     "unknown key on top": ("taks: []\n" + tasks("{id: a, prompt: x}"), 1, "taks", "did you mean 'tasks'?"),
     "unknown retry key": (tasks("{id: a, prompt: x, retry: {tries: 3}}"), 2, "tasks[0].retry.tries", "attempts"),
@@ -375,6 +419,28 @@ CASES = {
     "anchor": (tasks("{id: &x a, prompt: b}"), 2, "tasks[0].id", "anchors (&x)"),
     "tag": (tasks("{id: a, prompt: !!str b}"), 2, "tasks[0].prompt", "tags ("),
 }
+
+
+@pytest.mark.parametrize(
+    ("answer", "use"),
+    [
+        (f"prompt: x, {SCHEMA}", "{{ s.data.ok }} {{ s.why.0.text }} {{ results['s'].ok }}"),
+        (f"prompt: x, {SCHEMA}", "{% if s.fine is defined %}{{ s.fine }}{% endif %}"),
+        ("prompt: x, output_schema: {type: object, additionalProperties: true, properties: {}}", "{{ s.fine }}"),
+        ("prompt: x, output_schema: {properties: {ok: {}}, anyOf: [{required: [fine]}, {}]}", "{{ s.fine }}"),
+        ("prompt: x, output_schema: {type: object}", "{{ s.fine }}"),
+        ("prompt: x", "{{ s.fine }}"),
+        ("run: [ls]", "{{ s.code }} {{ s.stdout }} {{ s.stderr }} {{ s.data.fine }}"),
+        (f"prompt: x, repeat: 2, {SCHEMA}", "{{ s.0.fine }}"),
+    ],
+)
+def test_a_field_that_the_answer_may_have_is_no_mistake(answer: str, use: str) -> None:
+    parse_plan(tasks(f"{{id: s, {answer}}}", f'{{id: a, prompt: "{use}", depends_on: [s]}}'))
+
+
+def test_a_condition_may_ask_whether_there_is_a_field() -> None:
+    asks = "{id: a, prompt: x, depends_on: [s], when: '{{ s.fine }} is defined'}"
+    parse_plan(tasks(f"{{id: s, prompt: x, {SCHEMA}}}", asks))
 
 
 @pytest.mark.parametrize("case", CASES)
