@@ -46,6 +46,7 @@ from plait.runner.client.run_backends import (
     backends_of_file_only,
     queue_run,
     require_no_effects,
+    required_backends,
 )
 from plait.runner.client.runs import Runs
 from plait.runner.client.store_place import RunsOfPlan, existing_store, find_run, read_only_store
@@ -191,19 +192,19 @@ def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str], l
 
 
 async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions) -> int:
-    """Print what a run of `plan` would ask and cost, by the last run of the plan if there is one. Return the exit
-    code.
+    """Print what a run of `plan` would ask and cost, by the last run of the plan if there is one. Needs no key and no
+    program. Return the exit code.
     """
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     place = options.store
     is_there = place is not None and not (isinstance(place, Path) and not place.exists())
     store = read_only_store(place) if place is not None and is_there else None
-    async with (
-        backend_set.options_for(
-            plan.dag, plan.policy, store, concurrency=options.concurrency, **_money(plan, options)
-        ) as config,
-        store or nullcontext(),
-    ):
+    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
+    made = {name: one for name in names if name in backend_set.specs and (one := backend_set.unchecked(name))}
+    # Opened are only those of which nothing is known otherwise, which tells the reason.
+    async with backend_set.open([name for name in names if name not in made]) as others, store or nullcontext():
+        concurrency = options.concurrency or backend_set.concurrency()
+        config = backend_set.options(made | others, store=store, concurrency=concurrency, **_money(plan, options))
         like = None
         if store is not None:
             with suppress(RunNotFound):

@@ -55,6 +55,27 @@ async def test_without_a_run_the_calls_are_priced_by_an_assumption_that_is_named
     assert not (tmp_path / ".plait").exists()
 
 
+async def test_neither_a_key_nor_a_program_is_needed(tmp_path: Path) -> None:
+    plan = """
+backends:
+  api: {kind: openai, model: m, api_key_env: NO_KEY}
+  agent: {kind: acp, command: [no-such-program]}
+prices: {m: {input: 10, output: 100}}
+tasks:
+  - {id: a, prompt: Is it fine?, backend: api}
+  - {id: b, prompt: Mend it., backend: agent}
+"""
+    (tmp_path / "plan.yaml").write_text(plan)
+    done = await command(tmp_path, "run", "plan.yaml", "--dry-run")
+    assert rows(done.out)["a"] == ["1", "api", "3+500", "$0.0500", "assumption"]
+    assert rows(done.out)["b"] == ["1", "agent", "unknown", "unknown"]
+    missing = "backends: {f: {kind: function, call: missing.py:f}}\ntasks: [{id: a, prompt: p, backend: f}]\n"
+    (tmp_path / "plan.yaml").write_text(missing)
+    done = await run_sync(partial(plait, tmp_path, "run", "plan.yaml", "--dry-run"))
+    assert (done.code, done.out) == (2, "")
+    assert "missing.py" in done.err
+
+
 async def test_a_pilot_tells_what_the_whole_run_will_cost(tmp_path: Path) -> None:
     async with serve(ANSWER) as server:
         (tmp_path / "plan.yaml").write_text(PLAN.format(url=server.url).replace("ls, ", "echo, "))
