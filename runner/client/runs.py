@@ -475,7 +475,8 @@ class Runs:
         later owners, too: after a crash or a resume the run is still paused. An answer that is still to be checked by a
         judge waits for the end of the pause. Returns whether a process works on the run now.
 
-        Raises InvalidRequest for a run that has ended or an unknown backend, StoreRequired, RunNotFound, StoreError.
+        Raises RunNotResumable for a run that has ended, InvalidRequest for an unknown backend, StoreRequired,
+        RunNotFound, StoreError.
         """
         return await pause_run(self.options, run_id, backend, off=off)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plait.clock_and_ids import iso
-from plait.errors import InvalidRequest, nearest
+from plait.errors import InvalidRequest, RunNotResumable, nearest
 from plait.events import RunTuned
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
@@ -60,7 +60,7 @@ async def _send(config: RunOptions, run_id: str, changes: Sequence[RunTuned]) ->
     """Send a note for each of `changes`. Return whether a process works on the run, which reads them."""
     store, record = await stored_record(config.store, run_id)
     if (status := RunStatus(record.status)) in RUN_DONE or status is RunStatus.CANCELLING:
-        raise InvalidRequest(f"run {run_id} is {status.value}; only a run that goes on can be paused or tuned")
+        raise RunNotResumable(f"run {run_id} is {status.value}; only a run that goes on can be paused or tuned")
     for change in changes:
         await _require_backend(store, record, checked_change(change).backend)
     for change in changes:

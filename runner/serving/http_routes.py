@@ -170,8 +170,16 @@ class PauseBody(Received):
 
 
 class TuneBody(Received):
-    """How many tasks run at once."""
+    """How many tasks run at once: of the whole run, on backends, or both."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["concurrency"], "properties": {"concurrency": {"type": "integer"}}},
+                {"required": ["limits"], "properties": {"limits": {"minProperties": 1}}},
+            ]
+        }
+    )
     concurrency: StrictInt | None = None
     """Of the whole run."""
     limits: dict[str, StrictInt] = Field(default_factory=dict[str, int])

@@ -187,8 +187,8 @@ class RunOwned(PlaitError):  # noqa: N818
 
 
 class RunNotResumable(PlaitError):  # noqa: N818
-    """Raised if the run was cancelled, failed and the call does not reopen failed tasks, or would build on a damaged
-    result.
+    """Raised if the run was cancelled, failed and the call does not reopen failed tasks, would build on a damaged
+    result, or has ended, so that it cannot be paused.
     """
 
     word = "run_not_resumable"

@@ -44,23 +44,21 @@ export function cancelRun(run) {
 
 export function pauseRun(run, isPaused) {
 	dialog(isPaused ? "Let the run go on?" : "Pause the run?", (_, error, close) => [
-		h("p", isPaused ? "Its tasks start again within a second." : "No further task starts, and calls under way end normally. The run stays paused, also after a resume, until you let it go on."),
+		h("p", isPaused ? "Its tasks start again within a second." : "No further task starts; calls under way end normally."),
 		h("div.actions",
-			working(isPaused ? "Let it go on" : "Pause the run", error, () => post(`${runPath(run)}/pause`, { off: Boolean(isPaused) }).then(close), { class: "primary" }),
+			working(isPaused ? "Let it go on" : "Pause the run", error, () => post(`${runPath(run)}/pause`, { off: !!isPaused }).then(close), { class: "primary" }),
 			button("Not now", close)),
 	]);
 }
 
 export function tuneRun(run) {
-	dialog("Change the width", (_, error, close) => {
-		const number = h("input", { type: "number", min: 1, max: 10000, label: "Tasks at once" });
-		const set = () => post(`${runPath(run)}/tune`, { concurrency: number.valueAsNumber }).then(close);
-		return [
-			h("p", "At most this many tasks of the run are under way from now on. Calls under way end normally."),
-			number,
-			h("div.actions", working("Change", error, set, { class: "primary" }), button("Not now", close)),
-		];
-	});
+	const number = h("input", { type: "number", min: 1, max: 10000, label: "Tasks at once" });
+	dialog("Change the width", (_, error, close) => [
+		h("p", "How many tasks may run at once:"), number,
+		h("div.actions",
+			working("Change", error, () => post(`${runPath(run)}/tune`, { concurrency: number.valueAsNumber }).then(close), { class: "primary" }),
+			button("Not now", close)),
+	]);
 }
 
 export function resumeRun(run, retryFailed) {

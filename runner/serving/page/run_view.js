@@ -12,7 +12,6 @@ import { Timeline } from "./timeline.js";
 
 const VIEWS = ["table", "timeline", "graph"];
 const DONE = ["completed", "failed", "cancelled"];
-const PAUSABLE = ["queued", "running", "waiting_input", "interrupted"];
 
 export class RunPage {
 	selection = new Selection();
@@ -113,11 +112,12 @@ export class RunPage {
 		replace(this.title, name);
 		this.tick();
 		const [isFailed, isResumable] = [head.status === "failed", RESUMABLE.includes(head.status)];
+		const canTune = ![...DONE, "cancelling"].includes(head.status);
 		replace(this.actions,
 			isResumable && button("Resume…", () => resumeRun(this.run, false), { class: "primary" }),
 			(isFailed || (isResumable && head.counts.failed)) && button("Retry failed…", () => resumeRun(this.run, true), { class: isFailed && "primary" }),
-			PAUSABLE.includes(head.status) && button(head.paused ? "Go on…" : "Pause…", () => pauseRun(this.run, head.paused)),
-			PAUSABLE.includes(head.status) && button("Width…", () => tuneRun(this.run)),
+			canTune && button(head.paused ? "Go on…" : "Pause…", () => pauseRun(this.run, head.paused)),
+			canTune && button("Width…", () => tuneRun(this.run)),
 			!DONE.includes(head.status) && button("Cancel…", () => cancelRun(this.run)));
 		replace(this.bar, progress(head));
 		if (before && before !== head.status) replace(this.told, `The run is ${words(head.status)}.`);

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, Run, RunStatus, Task
-from plait.errors import BackendError, ErrorKind, InvalidRequest, RunNotFound
+from plait.errors import BackendError, ErrorKind, InvalidRequest, RunNotFound, RunNotResumable
 from plait.events import RunTuned, TaskCompleted, TaskFailed, TaskRetried, TaskStarted
 from plait.persistence import Note, Store
 from plait.results import WaitKind
@@ -223,7 +223,7 @@ async def test_what_cannot_be_done_is_said(store: Store) -> None:
             await scene.runs.tune("r")
         await scene.calls.end()
         await run.result()
-    with pytest.raises(InvalidRequest, match="run r is completed"):
+    with pytest.raises(RunNotResumable, match="run r is completed"):
         await scene.runs.pause("r")
     assert await scene.told() == []
 

@@ -74,7 +74,9 @@ def test_a_run_from_its_plan_to_its_results(tmp_path: Path) -> None:
         assert (run["status"], run["name"], run["done"], run["total"]) == ("completed", "greeting", 2, 2)
         assert {task["task_id"]: task["text"] for task in run["tasks"]} == {"name": "ADA", "hello": "HELLO ADA"}
         listed = client.get("/api/runs").json()["runs"]
-        assert listed == [{name: value for name, value in run.items() if name not in {"tasks", "throttled", "budget"}}]
+        assert listed == [
+            {name: value for name, value in run.items() if name not in {"tasks", "throttled", "budget", "tuned"}}
+        ]
         assert client.get(f"/api/runs/{run_id}/events", headers={"last-event-id": str(seen[-1].id)}).status_code == 204
         assert events(client, run_id, seen[2].id) == seen[3:]
         assert post(client, f"/api/runs/{run_id}/cancel").json() == {"run_id": run_id, "status": "completed"}
