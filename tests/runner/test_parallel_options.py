@@ -61,7 +61,7 @@ async def test_one_runner_runs_several_dags_at_once() -> None:
 
 @pytest.mark.parametrize("bad", [{"concurrency": 0}, {"limits": {"x": 0}}])
 def test_bad_options_are_refused(bad: dict) -> None:
-    with pytest.raises(ValueError, match="must be at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"must be at least 1.*, not 0"):
         ParallelRunner(Talker(), **bad)
 
 

@@ -9,7 +9,7 @@ import click
 import httpx
 import pytest
 
-from plait.runner.cli.command_line import COMMANDS, cli
+from plait.runner.cli.command_line import BESIDE, COMMANDS, cli
 from tests.support.processes.command import plait, plait_here
 from tests.support.processes.served import served
 
@@ -57,7 +57,7 @@ def options(name: str) -> set[str]:
     return {option for parameter in command.params for option in parameter.opts}
 
 
-WITH_JSON = sorted(name for name in COMMANDS if "--json" in options(name))
+WITH_JSON = sorted(name for name in (*COMMANDS, *BESIDE) if "--json" in options(name))
 WITH_STORE = {
     "answer": "last a x",
     "cancel": "last",
@@ -69,12 +69,14 @@ WITH_STORE = {
     "gc": "--keep 1",
     "graph": "last",
     "log": "last",
+    "pause": "last",
     "resume": "last",
     "run": "plan.yaml",
     "runs": "",
     "serve": "--backend openai --model m --port 0",
     "show": "last",
     "try": "last a",
+    "tune": "last -j 3",
     "ui": "--no-browser --port 0",
 }
 """The words with which each command reaches the store."""

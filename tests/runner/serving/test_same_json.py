@@ -65,4 +65,5 @@ def test_the_published_schema_has_the_fields_that_are_sent() -> None:
         "budget",
         "tasks",
         "throttled",
+        "tuned",
     }
