@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 from plait.errors import InvalidRequest
 from plait.runner.cli.terminal_output import command, print_note, redirect_prints
 from plait.runner.client.store_place import DEFAULT_STORE, find_run, read_only_store
+from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.engine.run_options import ServerAddress, StorePlace, store_place
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency
 from plait.runner.state.budget import MOST_USD
@@ -158,7 +159,7 @@ def concurrency_option(source: str = "") -> Callable[[F], F]:
     return click.option(
         "-j",
         "--concurrency",
-        type=TasksAtOnce(1, 10_000),
+        type=TasksAtOnce(1, MOST_SLOTS),
         metavar="N|auto",
         help="Run at most this many tasks at once; `auto` finds the number for each backend that states none."
         f"  [default: {default}]",

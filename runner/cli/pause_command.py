@@ -20,6 +20,7 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.terminal_output import print_note
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.store_place import existing_store, find_run
+from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.engine.run_options import StorePlace
 
 
@@ -49,14 +50,14 @@ async def pause_command(run: str, backend: str | None, off: bool, store_path: St
         runs = TrustedBackends(store, FileOptions(), note=print_note).runs()
         is_live = await runs.pause(record.run_id, backend=backend, off=off)
     what = f"{'' if backend is None else f'{backend} of '}run {record.run_id}"
-    _print_change(record, f"{what} {'goes on' if off else 'is paused'}", is_live, as_json)
+    _print_change(record, f"{what} {'goes on' if off else 'is paused'}", is_live=is_live, as_json=as_json)
     if not as_json and not off:
         print_next(store_path, "pause", record.run_id, *(() if backend is None else ("--backend", backend)), "--off")
 
 
 @async_command("tune")
 @run_argument
-@click.option("-j", "--concurrency", type=click.IntRange(1, 10_000), help="Run at most this many tasks at once.")
+@click.option("-j", "--concurrency", type=click.IntRange(1, MOST_SLOTS), help="Run at most this many tasks at once.")
 @click.option(
     "--backend",
     "limits",
@@ -81,14 +82,15 @@ async def tune_command(
         is_live = await runs.tune(record.run_id, concurrency=concurrency, limits=limits)
     numbers = [*([] if concurrency is None else [f"{concurrency} tasks at once"])]
     numbers += [f"{number} on {name}" for name, number in limits.items()]
-    _print_change(record, f"run {record.run_id} has at most {', '.join(numbers)}", is_live, as_json)
+    _print_change(record, f"run {record.run_id} has at most {', '.join(numbers)}", is_live=is_live, as_json=as_json)
 
 
 @async_command("retry")
 @run_argument
 @click.argument("task", shell_complete=complete)
 @store_option
-async def retry_command(run: str, task: str, store_path: StorePlace) -> None:
+@json_option
+async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bool) -> None:
     """Run the failed TASK of RUN (an id, the beginning of an id, or `last`) again while the run goes on; at once, if it
     waits for its next attempt.
 
@@ -98,11 +100,10 @@ async def retry_command(run: str, task: str, store_path: StorePlace) -> None:
     async with existing_store(store_path) as store:
         record = await find_run(store, run)
         await TrustedBackends(store, FileOptions(), note=print_note).runs().retry(record.run_id, task)
-    owner = record.owner.process if record.owner else "its process"
-    print_note(f"task {task} of run {record.run_id} is to run again: {owner} reads it within a second")
+    _print_change(record, f"task {task} of run {record.run_id} is to run again", is_live=True, as_json=as_json)
 
 
-def _print_change(record: RunRecord, said: str, is_live: bool, as_json: bool) -> None:
+def _print_change(record: RunRecord, said: str, *, is_live: bool, as_json: bool) -> None:
     if as_json:
         run_report.print_json({"run_id": record.run_id, "is_live": is_live})
         return

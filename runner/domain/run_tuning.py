@@ -22,6 +22,7 @@ from plait.task import FailureMode, Task
 TUNE = "tune"
 """The kind of note that tunes a run."""
 MOST_SLOTS = 10_000
+"""The most tasks that a person may ask to run at once."""
 _Of: TypeAlias = tuple[str | None, bool]
 """What a change is about: a backend, None for the run, and whether its slots or its pause."""
 

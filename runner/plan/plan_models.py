@@ -34,6 +34,7 @@ from plait.backends.prices import Price
 from plait.backends.specs.backend_specs import BackendSpec, FunctionSpec
 from plait.backends.specs.host_specs import HostsPart
 from plait.errors import ErrorKind, nearest
+from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.policies.follow_ups import DEFAULT_CHAINS
 from plait.runner.policies.goal_policy import DEFAULT_LIMITS
 from plait.runner.policies.step_workflow import DEFAULT_TRIES, OnError
@@ -710,7 +711,7 @@ class PlanPart(_GuessedPart):
     """Backends by name. A plan without backends uses the backend chosen on the command line."""
     hosts: dict[str, HostsPart] = Field(default_factory=dict[str, HostsPart])
     """Groups of other machines by name, for `on` of a backend."""
-    concurrency: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] | None = None
     """The number of tasks running at once; `auto` finds it for each backend that states none. Default: the sum of the
     slots of the hosts, else 8.
     """

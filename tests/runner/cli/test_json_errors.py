@@ -71,6 +71,7 @@ WITH_STORE = {
     "log": "last",
     "pause": "last",
     "resume": "last",
+    "retry": "last a",
     "run": "plan.yaml",
     "runs": "",
     "serve": "--backend openai --model m --port 0",
