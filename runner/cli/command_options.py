@@ -149,7 +149,10 @@ class TasksAtOnce(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number, or "auto"."""
-        return value if value == "auto" else super().convert(value, param, ctx)
+        try:
+            return value if value == "auto" else super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither a number of tasks from {self.min} to {self.max:,} nor auto", param, ctx)
 
 
 def concurrency_option(source: str = "") -> Callable[[F], F]:

@@ -64,6 +64,14 @@ def test_the_default_is_the_sum_of_what_is_stated_and_8_for_the_rest(stated: lis
     assert default_concurrency(stated) == number
 
 
+@pytest.mark.parametrize("number", ["many", "0", "10001"])
+def test_what_is_no_number_of_tasks_is_said(tmp_path: Path, number: str) -> None:
+    plan_of(tmp_path, ONE.format(""), "")
+    done = plait_here(tmp_path, "run", "plan.yaml", "-j", number)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert f"'{number}' is neither a number of tasks from 1 to 10,000 nor auto" in done.err
+
+
 @pytest.mark.parametrize(
     ("backends", "top", "words", "number"),
     [
