@@ -38,10 +38,10 @@ DATABASE = Path(".plait") / "plait.db"
 
 
 @contextmanager
-def running(folder: Path) -> Generator[Warm]:
+def running(folder: Path, plan: str = PLAN, work: str = WORK) -> Generator[Warm]:
     """A run in a process of its own, while the task `held` is under way."""
-    (folder / "plan.yaml").write_text(PLAN)
-    (folder / "work.py").write_text(WORK)
+    (folder / "plan.yaml").write_text(plan)
+    (folder / "work.py").write_text(work)
     process = Warm([*PLAIT, "run", "plan.yaml"], cwd=folder, env=environment(), stderr=subprocess.PIPE)
     with process:
         try:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runner.cli.test_cancel_command import asked, until
+from tests.runner.cli.test_cancel_command import asked, running, until
 from tests.support.processes.command import PLAIT, environment, plait_here
 from tests.support.processes.warm import Warm
 
@@ -34,26 +32,12 @@ async def work(prompt):
 TOLD = "SELECT count(*) FROM events WHERE kind = 'run_tuned'"
 
 
-@contextmanager
-def running(folder: Path) -> Generator[Warm]:
-    """A run in a process of its own, while the task `held` is under way."""
-    (folder / "plan.yaml").write_text(PLAN)
-    (folder / "work.py").write_text(WORK)
-    process = Warm([*PLAIT, "run", "plan.yaml"], cwd=folder, env=environment(), stderr=subprocess.PIPE)
-    with process:
-        try:
-            until((folder / "held").exists)
-            yield process
-        finally:
-            process.kill()
-
-
 def shown(folder: Path) -> dict[str, Any]:
     return plait_here(folder, "show", "last", "--json").value
 
 
 def test_a_run_in_another_process_is_paused_tuned_and_goes_on(tmp_path: Path) -> None:
-    with running(tmp_path) as owner:
+    with running(tmp_path, PLAN, WORK) as owner:
         done = plait_here(tmp_path, "pause", "last")
         assert (done.code, "is paused: process " in done.err, "--off" in done.err) == (0, True, True)
         until(lambda: asked(tmp_path, TOLD) == 1)
@@ -75,7 +59,7 @@ def test_a_run_in_another_process_is_paused_tuned_and_goes_on(tmp_path: Path) ->
 
 
 def test_a_run_that_no_process_works_on_is_paused_for_the_next_one(tmp_path: Path) -> None:
-    with running(tmp_path) as owner:
+    with running(tmp_path, PLAN, WORK) as owner:
         owner.kill()
         owner.wait(60)
     assert "is paused; no process works on it now" in plait_here(tmp_path, "pause", "last").err
