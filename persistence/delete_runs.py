@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from plait.errors import Conflict
+from plait.json_form import value
 from plait.statuses import RUN_DONE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _DELETE_UNUSED_TEXTS: Final = "DELETE FROM texts WHERE sha256 IN (SELECT sha256 
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Purged:
     """The effect of `SQLiteStore.purge` or `PostgresStore.purge`."""
 

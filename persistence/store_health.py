@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from plait.errors import StoreUnusable
+from plait.json_form import value
 from plait.persistence import read_records, tables
 from plait.persistence.sqlite_file import (
     OLDEST_SQLITE,
@@ -40,7 +40,7 @@ class Fitness(StrEnum):
     BAD = "bad"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finding:
     """The result of one check."""
 

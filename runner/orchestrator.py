@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Self, TypeAlias, cast
 
 from plait.backends.backend_protocol import Backend
 from plait.errors import RunNotFound, nearest
 from plait.events import Event, PolicyDecided, TaskCompleted
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import OnQuestion
@@ -33,7 +33,7 @@ from plait.usage import Usage
 OneBackend: TypeAlias = Backend | Callable[[str], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OrchestratorResult:
     """Result of an orchestration."""
 
@@ -63,7 +63,7 @@ class OrchestratorResult:
     """The times during which steps could not be stored; empty if the store never failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoopState:
     """Progress of the loop of a stored run."""
 

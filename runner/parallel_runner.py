@@ -6,11 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import wraps
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
 
 from plait.json_form import JsonInput
 from plait.runner.client.create_run import new_run
-from plait.runner.client.reuse_preview import ReusePreview
 from plait.runner.client.runs import Runs
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
@@ -19,6 +18,9 @@ from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.resume import ResumeOptions, continued_run
 from plait.task import Task
+
+if TYPE_CHECKING:
+    from plait.runner.client.reuse_preview import ReusePreview
 
 _P = ParamSpec("_P")
 

@@ -7,20 +7,20 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from plait.backends.error_kinds import announced_wait, kind_of, read_error
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.safe_text import check_base_url, header_values, masked, one_line, shown
 
 _OWN_PATHS = ("/chat/completions", "/v1/messages")
 _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Endpoint:
     """The destination of requests. Messages show the `name` only, and never the key."""
 

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +18,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from plait.errors import InvalidRequest
+from plait.json_form import value
 from plait.runner.cli.terminal_output import command, print_note, redirect_prints
 from plait.runner.client.store_place import DEFAULT_STORE, find_run, read_only_store
 from plait.runner.domain.run_tuning import MOST_SLOTS
@@ -251,11 +251,11 @@ hosts_option = click.option(
 def parse_assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Return the values of an option NAME=VALUE, by name. Raises BadParameter."""
     given: dict[str, str] = {}
-    for value in values:
-        name, equals, text = value.partition("=")
+    for option in values:
+        name, equals, text = option.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{value!r} is not name=value")
-        if not is_utf8(value):
+            raise click.BadParameter(f"{option!r} is not name=value")
+        if not is_utf8(option):
             raise click.BadParameter(f"the value of {name} is not text in UTF-8")
         if name in given:
             raise click.BadParameter(f"{name} is given twice")
@@ -340,7 +340,7 @@ def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = F
     return Plan.load(path, overrides=inputs, with_functions=with_functions, limit=limit)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutputOptions:
     """Where a run is stored, and how its progress and result are shown."""
 

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plait import events
 from plait.clock_and_ids import iso, new_run_id
@@ -22,7 +22,6 @@ from plait.events import RunClaimed
 from plait.json_form import JsonInput, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
-from plait.runner.client.reuse_preview import ReusePreview
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.run_result import RunResult
@@ -49,6 +48,9 @@ from plait.runner.state.budget import BUDGET, budget_setting, new_budget
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import SETTINGS_FORMAT, read_settings
 from plait.safe_text import clean_text
+
+if TYPE_CHECKING:
+    from plait.runner.client.reuse_preview import ReusePreview
 
 MOST_KEY_CHARACTERS = 200
 KEYED = "key-"
@@ -165,10 +167,11 @@ def _reuse(
     """
     if isinstance(like, ReuseFrom):
         return like, None
+    if isinstance(like, str):
+        return ReuseFrom(like, tuple(fresh), keep_answers=keep_answers), None
     if like is not None:
-        run_id = like.like if isinstance(like, ReusePreview) else like
-        reuse = ReuseFrom(run_id, tuple(fresh), keep_answers=keep_answers)
-        return reuse, like.basis.answers if isinstance(like, ReusePreview) and like.is_of(dag, reuse) else None
+        reuse = ReuseFrom(like.like, tuple(fresh), keep_answers=keep_answers)
+        return reuse, like.basis.answers if like.is_of(dag, reuse) else None
     if fresh:
         raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
     if keep_answers:

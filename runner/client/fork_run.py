@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from plait.errors import PlaitError, nearest
 from plait.events import RunCreated
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, value
 from plait.persistence.store_protocol import Store
 from plait.runner.client.create_run import RESERVED_SETTINGS
 from plait.runner.domain.dag import DAG, group_of
@@ -30,7 +30,7 @@ from plait.task import FailureMode, Task, with_prompt
 _RECORDED = "(recorded in the earlier run)"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fork:
     """A new run to be made from a stored run."""
 

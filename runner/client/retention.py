@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from plait.clock_and_ids import iso
 from plait.errors import Conflict, Fenced, PlaitError
 from plait.events import RunReleased
+from plait.json_form import value
 from plait.persistence.delete_runs import Purged
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
@@ -34,7 +35,7 @@ class PurgingStore(Store, Protocol):
     async def session_ids(self) -> set[str]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deletion:
     """The runs that `Runs.delete` has deleted, or would delete."""
 

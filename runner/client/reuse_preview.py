@@ -8,14 +8,14 @@ earlier run once more. The tasks behind it are then either sure, or depend on th
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
 from plait import events
 from plait.errors import DAGError, PlaitError
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.persistence.store_records import RunRecord
 from plait.runner.client.run_estimate import runs_taken_over
 from plait.runner.domain.dag import DAG
@@ -86,7 +86,7 @@ class ReuseStep(UsageView):
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PreviewBasis:
     """What a preview was made of."""
 

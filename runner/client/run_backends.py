@@ -24,7 +24,7 @@ import pwd
 import stat
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -57,7 +57,7 @@ from plait.backends.specs.backend_specs import (
 )
 from plait.backends.specs.host_specs import HostsPart, placed
 from plait.errors import BackendUnavailable, InvalidRequest, KeyConflict, PlanError, nearest
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.program_log import logger
@@ -104,7 +104,7 @@ _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 _LONG_ANSWER = 512  # tokens
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BackendOptions:
     """The backend given by options of the command line."""
 
@@ -117,7 +117,7 @@ class BackendOptions:
         return self == BackendOptions()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BackendSet:
     """Specs of backends by name."""
 
@@ -283,7 +283,7 @@ def required_backends(
     return list(dict.fromkeys([*names, *further]))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HostsInUse:
     """A group of hosts in a file."""
 
@@ -521,7 +521,7 @@ Note: TypeAlias = Callable[[str], None]
 """Takes a message for a person."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FileOptions:
     """Files that a person names for a stored run."""
 
@@ -537,7 +537,7 @@ class FileOptions:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredBackends:
     """The backends of a stored run."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from plait.backends.command_backend import CommandBackend
 from plait.backends.function_backend import FunctionBackend, PersonBackend
 from plait.backends.prices import UNBILLED, Prices, billing_of, load
 from plait.errors import DAGError, InvalidRequest, PromptError, RunNotFound
+from plait.json_form import value
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import named, rendered
 from plait.runner.engine.answer_check import VERDICT
@@ -99,7 +100,7 @@ class RunEstimate:
     tasks: tuple[TaskEstimate, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Sent:
     """What is sent with a call."""
 
@@ -110,7 +111,7 @@ class _Sent:
     """Whether answers are a part, each of which is assumed to have `ANSWER_TOKENS`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Calls:
     """The calls of an estimate that still lacks the usage."""
 

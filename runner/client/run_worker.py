@@ -7,7 +7,6 @@ what it finds, as `plait resume` does. The claim decides a race: the loser reads
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -15,6 +14,7 @@ import anyio
 from plait import events
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreError
+from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.domain.run_result import RunResult
@@ -50,13 +50,13 @@ class WorkerDisplay(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkerOptions:
     """How a worker works."""
 
     concurrency: int
     """Number of runs at once."""
-    files: FileOptions = FileOptions(plans=())  # noqa: RUF009 - frozen
+    files: FileOptions = FileOptions(plans=())
     """Files that replace stored backends, and the folders of trusted plan files."""
     lease: float = LEASE_SECONDS
     """Seconds; see `ParallelRunner`."""

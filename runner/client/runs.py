@@ -16,7 +16,7 @@ from enum import Enum, auto
 from fnmatch import fnmatchcase
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, get_args
 
 import anyio
 import anyio.abc
@@ -40,14 +40,11 @@ from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.retention import Deletion, delete_expired
-from plait.runner.client.reuse_preview import ReusePreview, preview_reuse
-from plait.runner.client.run_estimate import RunEstimate, estimate_run
 from plait.runner.client.tune_run import pause_run, retry_task, tune_run
 from plait.runner.domain import policy as policies
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
-from plait.runner.drawing.dag_picture import coordinates
 from plait.runner.engine.checkpointer import unbounded
 from plait.runner.engine.event_feed import Feed, LiveText, TextPiece
 from plait.runner.engine.inbox import LOOK_EVERY_S, wake
@@ -62,7 +59,6 @@ from plait.runner.engine.lease import (
 )
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.policies.step_workflow import WorkflowProgress, progress_of
 from plait.runner.recovery.given_answers import first_notes, open_questions
 from plait.runner.recovery.resume import (
     OnUnreached,
@@ -91,20 +87,18 @@ from plait.runner.state.stored_run import (
     stored_record,
     stored_run,
 )
-from plait.runner.views.live_view import LiveView
-from plait.runner.views.read_views import (
-    find_runs,
-    history,
-    look_up,
-    question_view,
-    run_view,
-    task_detail,
-    waiting_tasks,
-)
-from plait.runner.views.result_rows import result_rows
-from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 from plait.task import Task
+
+if TYPE_CHECKING:
+    from plait.runner.client.reuse_preview import ReusePreview
+    from plait.runner.client.run_estimate import RunEstimate
+    from plait.runner.policies.step_workflow import WorkflowProgress
+    from plait.runner.views.live_view import LiveView
+    from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
+
+# What shows a run (views, pictures, previews, estimates) takes as long to load as what runs it. Each is loaded by the
+# method that shows: a run and a resume begin that much sooner.
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -333,6 +327,8 @@ class Runs:
         Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, DAGError for
         files that cannot be used, StoreError.
         """
+        from plait.runner.client.reuse_preview import preview_reuse  # noqa: PLC0415 - see above
+
         dag = as_dag(dag)
         require_tasks(fresh, dag.tasks)
         reuse = ReuseFrom(like, tuple(fresh), keep_answers=keep_answers)
@@ -347,6 +343,8 @@ class Runs:
 
         Raises RunNotFound, BackendMissing, StoreError.
         """
+        from plait.runner.client.run_estimate import estimate_run  # noqa: PLC0415 - see above
+
         earlier = None if like is None else await self.read(like)
         return await estimate_run(self.options, as_dag(dag), earlier, grows=policy is not None)
 
@@ -385,6 +383,8 @@ class Runs:
     @_with_open_store
     async def preview_fork(self, fork: Fork) -> ReusePreview:
         """Return what each task of the fork would do: see `preview_like`."""
+        from plait.runner.client.reuse_preview import preview_reuse  # noqa: PLC0415 - see above
+
         return await preview_reuse(self.options, fork.dag, fork.reuse, fork.policy)
 
     def start_fork(self, fork: Fork) -> Run:
@@ -410,6 +410,8 @@ class Runs:
         """Return a row for each task whose id matches the pattern `tasks`, as `plait export` writes it, in the order of
         the plan; the parts of a `for_each` stand in the place of their whole. Raises RunNotFound.
         """
+        from plait.runner.views.result_rows import result_rows  # noqa: PLC0415 - see above
+
         run = await self.get(run_id)
         chosen = [task for task in run.tasks.values() if fnmatchcase(task.task_id, tasks)]
         return await anyio.to_thread.run_sync(result_rows, chosen)
@@ -563,6 +565,8 @@ class Runs:
     @_with_open_store
     async def get(self, run_id: str, *, tasks: bool = True) -> RunDetail:
         """Return the stored state of the run, with its tasks unless `tasks` is False. Raises RunNotFound."""
+        from plait.runner.views.read_views import look_up  # noqa: PLC0415 - see above
+
         return await look_up(self._store, run_id, self.options.clock.wall(), tasks)
 
     @property
@@ -584,12 +588,16 @@ class Runs:
         `offset`. With `statuses` only runs in one of them, with `name` only runs of exactly this name, with `search`
         only runs with this text in their id or name, in any case.
         """
+        from plait.runner.views.read_views import find_runs, run_view  # noqa: PLC0415 - see above
+
         records = await find_runs(self._store, limit, offset=offset, statuses=statuses, name=name, search=search)
         return tuple(map(run_view, records))
 
     @_with_open_store
     async def task(self, run_id: str, task_id: str) -> TaskDetail:
         """Return a task with its conversation and attempts. Raises RunNotFound, TaskNotFound."""
+        from plait.runner.views.read_views import task_detail  # noqa: PLC0415 - see above
+
         return await task_detail(self._store, run_id, task_id, self.options.clock.wall())
 
     @_with_open_store
@@ -602,6 +610,8 @@ class Runs:
 
         Raises RunNotFound, StoreError. Of all runs, one that cannot be read is left out.
         """
+        from plait.runner.views.read_views import waiting_tasks  # noqa: PLC0415 - see above
+
         if run_id is not None:
             run = await self.read(run_id)
             return [*waiting_tasks(run), *(await self._interrupted_tasks(run) if interrupted else ())]
@@ -616,6 +626,8 @@ class Runs:
         return questions
 
     async def _interrupted_tasks(self, run: StoredRun) -> Sequence[QuestionView]:
+        from plait.runner.views.read_views import question_view  # noqa: PLC0415 - see above
+
         running = [task for task in run.tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
         cut = [task for task in running if task.crashes or run.state.dag[task.task_id].at_most_once]
         if not cut or not _process_is_dead(run.record):
@@ -630,11 +642,15 @@ class Runs:
     @_with_open_store
     async def graph(self, run_id: str) -> dict[str, Any]:
         """Return the picture of the run's graph: see `drawing.coordinates`. Raises RunNotFound."""
+        from plait.runner.drawing.dag_picture import coordinates  # noqa: PLC0415 - see above
+
         run = await self.read(run_id)
         return await anyio.to_thread.run_sync(coordinates, run.state.dag)
 
     def view(self, run_id: str, task_id: str | None = None) -> LiveView:
         """Return the view of a run, with one task in full if `task_id` is given, to be read again and again."""
+        from plait.runner.views.live_view import LiveView  # noqa: PLC0415 - see above
+
         return LiveView(self._store, self.options.clock, run_id, task_id)
 
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[EventView]:
@@ -645,6 +661,8 @@ class Runs:
         follow. The first step of the iteration raises RunNotFound if the run does not exist. A reader may stop or be
         cancelled at any time and continue with the number of the last event read.
         """
+        from plait.runner.views.read_views import history  # noqa: PLC0415 - see above
+
         return history(self._store, run_id, after, self.options.clock, self.poll)
 
     async def texts(self, run_id: str) -> AsyncGenerator[TextPiece]:
@@ -826,6 +844,8 @@ async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
 
     Reads without a claim, so a live process may continue the run at the same time. Raises RunNotFound, StoreError.
     """
+    from plait.runner.policies.step_workflow import progress_of  # noqa: PLC0415 - see above
+
     run = await store.get_run(run_id)
     if run is None:
         raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")

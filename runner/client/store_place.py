@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from plait.errors import InvalidRequest, RunNotFound, StoreUnusable, TaskNotFound, nearest
+from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.engine.lease import shown_status
@@ -37,7 +37,7 @@ def _check_default_store(place: StorePlace) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunsOfPlan:
     """The runs of a plan: those of the same file, else, for a plan that moved or came from a pipe, of the same name."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from plait.backends.output_schema import Mismatch, Schema
 from plait.clock_and_ids import parse_time
 from plait.dialogue import Question
 from plait.errors import BackendError, PlaitError
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, value
 from plait.safe_text import clean_text, is_json, parse_json
 
 
@@ -33,7 +33,7 @@ RAISES = frozenset({Way.BUDGET, Way.MAX_COST})
 """The ways whose answer is a sum of money, which the task itself never reads."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asking:
     """An open question of a task."""
 
@@ -113,7 +113,7 @@ def asking_of(text: str, encoded: str) -> Asking:
     return Asking(question, Way(form["way"]), form.get("deadline"))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OpenQuestion:
     """A question waiting for an answer."""
 
@@ -145,7 +145,7 @@ class OpenQuestion:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnsweredQuestion:
     """A stored answer."""
 

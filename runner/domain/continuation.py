@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import chain
 
 from plait.dialogue import Message
@@ -45,7 +44,7 @@ class History:
 NO_HISTORY = History()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Continuation:
     """Instructions for the next attempt of a task to continue a conversation already begun."""
 

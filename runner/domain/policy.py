@@ -8,10 +8,9 @@ the policy is called exactly for the ends not yet marked. A policy has no state 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, value
 from plait.runner.domain.run_result import TaskResult
 from plait.statuses import RunStatus
 from plait.task import Task
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from plait.runner.domain.dag import DAG
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordedRun:
     """The view of a run presented to a policy."""
 
@@ -45,7 +44,7 @@ class RecordedRun:
         return match
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Decision:
     """The decision of a policy. Without `end`, a run ends when no task is left to run."""
 

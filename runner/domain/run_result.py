@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from html import escape
 from itertools import islice
 from typing import Any
@@ -54,7 +54,7 @@ class TaskResult:
         return self.data if self.read is None else self.read(self.data)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Degradation:
     """A period during which the store failed."""
 
@@ -70,7 +70,7 @@ class Degradation:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResumeSummary:
     """Summary of a resume, in numbers of tasks."""
 
@@ -84,7 +84,7 @@ class ResumeSummary:
     """Tasks whose running attempt outlived its process and was continued without a new prompt."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunResult:
     """The result of a run."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from plait.errors import InvalidRequest
 from plait.events import RunTuned
-from plait.json_form import to_json
+from plait.json_form import to_json, value
 from plait.persistence.store_records import Note, NoteRecord
 from plait.runner.domain.dag import DAG
 from plait.task import FailureMode, Task
@@ -27,7 +27,7 @@ _Of: TypeAlias = tuple[str | None, bool]
 """What a change is about: a backend, None for the run, and whether its slots or its pause."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tuning:
     """The changes that hold for a run."""
 
@@ -80,7 +80,7 @@ RETRY = "retry"
 """The kind of note that asks to run a task again."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RetryNote:
     """The request to run a task again that has failed, or waits for its next attempt."""
 

@@ -6,12 +6,12 @@ import json
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal, TypeAlias, cast
 
 from plait.backends.output_schema import schema_problem
 from plait.errors import Problem, PromptError, nearest
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, value
 from plait.runner.domain.votes import is_decided
 from plait.runner.prompts.prompt_names import RESERVED_NAMES, PromptNames
 from plait.runner.prompts.prompt_template import ANSWER, check_texts, condition_names, parse_names, paths_used
@@ -27,7 +27,7 @@ _LONGEST_ID_WITH_PARTS = 58
 """The maximum length of the id of a `for_each` task. Parts append a dot and a number."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Unless:
     """A problem, unless the second task of `pair` depends, directly or indirectly, on the first."""
 
@@ -99,7 +99,7 @@ NOUNS = {
 """The fields with names, as messages call them."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Text:
     """The prompt, the condition, a word of the command or the check, a value for the called plan, or the arguments of a
     new task.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from plait.clock_and_ids import parse_time
 from plait.events import BackendThrottled, FolderAwaited, HostAway
+from plait.json_form import value
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_tuning import Tuning
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
@@ -59,7 +60,7 @@ class WaitKind(StrEnum):
     """The run has ended before the task could start."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WaitReason:
     """The reason for which a task is not running."""
 
@@ -77,7 +78,7 @@ class WaitReason:
     """The end of the wait as far as known, UTC in ISO 8601."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Limits:
     """The limits of a run, as far as known."""
 
@@ -101,7 +102,7 @@ def stored_limits(settings: Mapping[str, Any]) -> Limits:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WaitingRun:
     """The state of a run, from which `Waits` finds the reasons."""
 
@@ -127,7 +128,7 @@ class WaitingRun:
     """The last event of each host that tasks wait for, by name."""
     asks_for_budget: str | None = None
     """The task that asks for a higher budget of the run, if any."""
-    tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
+    tuning: Tuning = Tuning()
     """What a person has changed in the run."""
     folders: Mapping[str, FolderAwaited] = field(default_factory=dict[str, FolderAwaited])
     """The last event of each task that has waited for its folder, by id."""

@@ -10,10 +10,10 @@ import html
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from plait.errors import DAGError
+from plait.json_form import value
 from plait.runner.domain.dag import DAG, group_of, groups_of
 from plait.runner.drawing.dag_layout import HEIGHT, Box, Layout
 from plait.statuses import TaskStatus, group_status
@@ -42,7 +42,7 @@ _UNFIT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Look:
     """The appearance of a task."""
 

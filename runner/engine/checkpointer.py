@@ -31,7 +31,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -45,6 +45,7 @@ from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
 from plait.events import Event, RunClaimed, RunCreated, TasksAdded
 from plait.failpoints import reached
+from plait.json_form import value
 from plait.persistence.store_protocol import ServerStore, Store
 from plait.persistence.store_records import Batch
 from plait.program_log import logger
@@ -126,7 +127,7 @@ COMMITTED = Commit()
 COMMITTED.set()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WritePosition:
     """The place of a run's next change."""
 
@@ -563,7 +564,7 @@ class Checkpointer:
         self._feed.publish(events.StoreRecovered(at, count))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _KeptBatch:
     at: float
     """The time of the clock at which the batch was stored."""

@@ -10,6 +10,7 @@ from weakref import ref
 import anyio
 
 from plait import events
+from plait.json_form import value
 from plait.statuses import RunStatus
 
 
@@ -116,7 +117,7 @@ class Feed:
         self._readers = tuple(one for one in self._readers if one is not gone)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TextPiece:
     """A piece of the text of a running attempt."""
 

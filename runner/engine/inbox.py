@@ -10,7 +10,6 @@ import asyncio
 import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import anyio
 import anyio.abc
@@ -18,7 +17,7 @@ import anyio.abc
 from plait.clock_and_ids import parse_time
 from plait.errors import PlaitError, StoreError
 from plait.events import Owner
-from plait.json_form import JsonInput, JsonValue, to_json
+from plait.json_form import JsonInput, JsonValue, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Note, NoteRecord
 from plait.program_log import logger
@@ -145,7 +144,7 @@ def wake(owner: Owner | None) -> None:
             wakes()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnswerNote:
     """An answer in the inbox."""
 

@@ -23,7 +23,7 @@ from plait.backends.running_turn import Cancellation
 from plait.clock_and_ids import stamper
 from plait.errors import PlaitError
 from plait.events import Event, Owner, RunTuned
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.program_log import Log, logger
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
@@ -67,7 +67,7 @@ class Execution(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AdoptedAttempt:
     """An attempt that outlived the process which started the attempt."""
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import anyio
 
@@ -32,6 +32,7 @@ from plait.clock_and_ids import iso
 from plait.errors import Conflict, Fenced, OwnershipLost, RunExists
 from plait.events import RunReleased
 from plait.failpoints import reached
+from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.program_log import logger
 from plait.runner.domain.run_result import RunResult
@@ -56,7 +57,7 @@ from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import failed_status
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Diverged:
     """The outcome of an execution that got ahead of what is stored, because the store refused results for good.
 

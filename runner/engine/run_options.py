@@ -14,7 +14,7 @@ import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -33,7 +33,7 @@ from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
 from plait.errors import BackendMissing, BackendUnavailable, DAGError, InvalidRequest, Problem, nearest
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.dag import DAG
@@ -123,7 +123,7 @@ CANCEL_GRACE_SECONDS = 5.0
 DEFAULT_GROWTH = GrowthLimits()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServerAddress:
     """The address of a server that keeps runs. As text, its password is replaced by `***`."""
 

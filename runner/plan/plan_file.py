@@ -8,7 +8,7 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from plait.backends.command_backend import CommandBackend
 from plait.backends.specs.backend_specs import CommandSpec, FunctionSpec, LocalSpec, ProgramSpec, only_backend
 from plait.errors import BackendError, PlanError, PlanProblem, PromptError, nearest
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import workspace
 from plait.runner.domain.task_checks import missing_fields
@@ -76,7 +76,7 @@ _FORMATS = {".json": "json", ".toml": "toml"}
 _PlanT = TypeVar("_PlanT", bound="Plan")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Plan:
     """A plan ready to run: `runner.run(plan.dag, policy=plan.policy)`."""
 

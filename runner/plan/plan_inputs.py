@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from plait.errors import PlanError, PlanProblem, PromptError, nearest
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.runner.plan.plan_mistakes import describe, in_folder
 from plait.runner.plan.plan_models import MAX_MADE, FilesInput, RequiredInput, RowsInput
 from plait.runner.plan.plan_positions import (
@@ -46,7 +46,7 @@ MOST_CHARACTERS = 1_000_000
 TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SuppliedValues:
     """Values supplied in addition to the plan file."""
 

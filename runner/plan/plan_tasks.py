@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from plait.backends.output_schema import schema_problem
 from plait.backends.specs.backend_specs import FunctionSpec, only_backend
 from plait.errors import DAGError, PlanError, Problem, nearest
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, value
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.domain.task_checks import MOST_HINTS, NOUNS, is_not_upstream, line_of, uses_itself
@@ -414,7 +414,7 @@ def check_schema(schema: dict[str, Any] | None, path: Where, source: Source) -> 
 MAX_EDGES = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Member:
     """The values of a generated task that depend on its place in the family."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import cast
 
 from plait.errors import DAGError, Problem
-from plait.json_form import JsonValue, as_json, from_json
+from plait.json_form import JsonValue, as_json, from_json, value
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.domain.task_checks import ADD_IT
@@ -39,7 +39,7 @@ _ROLE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,31}")
 _MOST_ID = 64
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FollowUp:
     """A task that follows another task. Fields not explained here are those of `Task`."""
 

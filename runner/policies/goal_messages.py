@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from plait.errors import nearest
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.runner.domain.dag import sort_names
 from plait.task import Task
 
@@ -127,7 +127,7 @@ _PLAIN_TASKS: Mapping[str, JsonValue] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Team:
     """The backends of an orchestration, by name; None for the default backend of the runner."""
 
@@ -152,7 +152,7 @@ class Team:
         return {"registry": "\n".join(workers)} if self.registry else {}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoopPrompts:
     """The tasks of the loop, with their prompts."""
 
@@ -235,7 +235,7 @@ _LONGEST_SLUG = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KnownTasks:
     """The tasks of the run that a plan may refer to."""
 
@@ -249,7 +249,7 @@ class KnownTasks:
         return next((candidate for candidate in (name, PREFIX + name) if candidate in self.ids), None)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ParsedReply:
     """A parsed answer. With `problems`, there are no tasks."""
 

@@ -14,12 +14,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, cast
 
-from plait.json_form import JsonInput, JsonValue, as_json, from_json, text_of
+from plait.json_form import JsonInput, JsonValue, as_json, from_json, text_of, value
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.domain.run_result import TaskResult
@@ -61,7 +61,7 @@ GOAL_REACHED = "goal_reached"
 """`Loop.ended_by` if the reflector declared the goal reached."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoopLimits:
     """Limits of the orchestrator. Raises ValueError for a number below 1."""
 
@@ -90,7 +90,7 @@ class LoopLimits:
 DEFAULT_LIMITS = LoopLimits()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Loop:
     """The state of the loop, stored with each decision."""
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias, cast, get_args
 
 from plait.errors import ImpossibleState, UnknownStep, WorkflowEnded, nearest
-from plait.json_form import JsonInput, JsonValue, as_json, from_json
+from plait.json_form import JsonInput, JsonValue, as_json, from_json, value
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.domain.run_result import TaskResult
@@ -45,7 +45,7 @@ unavailable.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Interaction:
     """A try of a step."""
 
@@ -70,7 +70,7 @@ class Interaction:
         return task_id(self.step, self.number)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkflowProgress:
     """How far a run of a workflow is: its interactions."""
 
@@ -86,7 +86,7 @@ class WorkflowProgress:
         return next(ended, None)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkflowComplete:
     """No step follows."""
 
@@ -128,7 +128,7 @@ def _interaction(task: Task, result: TaskResult) -> Interaction:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step:
     """A step of a workflow."""
 

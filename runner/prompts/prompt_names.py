@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from plait.errors import PromptError
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, value
 
 CONSTANTS: frozenset[str] = frozenset({"true", "false", "none", "True", "False", "None"})
 """Names that are values in a prompt: a task or an input of that name would silently never be inserted."""
@@ -22,7 +21,7 @@ DEFAULT_LIMIT = 1_000_000
 _MOST_SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PromptNames:
     """The names that a prompt uses."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from plait.errors import AnswerConflict, PlaitError
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonInput, JsonValue, value
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, OpenQuestion
@@ -18,7 +18,7 @@ DECLARED_FAILED = "declared_failed"
 """The error kind of a task that a person declared failed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReceivedAnswer:
     """The answer to the open question of a task."""
 
@@ -27,7 +27,7 @@ class ReceivedAnswer:
     """The source of the answer, as in `AnsweredQuestion`."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReceivedAnswers:
     """The answers to the open questions of a run."""
 

@@ -26,7 +26,7 @@ from plait.errors import (
     StoreError,
 )
 from plait.events import TASK_RESULTS
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way
@@ -94,7 +94,7 @@ OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
 """Called with the hosts that cannot be reached, and the ids of the tasks that may be under way on each."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResumeOptions:
     """The options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
 
@@ -603,7 +603,7 @@ _CHARACTERS_A_TOKEN = 4
 """The usual rate of tokenizers for English text. An estimate: exact counts need a call of the model."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Preview:
     """The actions that `resume` would take."""
 

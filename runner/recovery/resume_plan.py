@@ -7,7 +7,7 @@ resume agree.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 
 from plait.backends.backend_protocol import DetachedTurn
@@ -70,7 +70,7 @@ class ResumeStep:
     """The estimated tokens of the repeated prompt and history, a quarter of the characters; 0 outside a preview."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Evidence:
     """Facts about tasks beside the task records."""
 

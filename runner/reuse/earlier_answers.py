@@ -17,7 +17,7 @@ is an answer given by a person.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from plait.backends.output_schema import Mismatch, Schema
@@ -48,7 +48,7 @@ GIVEN = "given by a person"
 _ALL_RUNS = 10_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReuseFrom:
     """The run whose answers a new run takes over, and what runs in any case."""
 

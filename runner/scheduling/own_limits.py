@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import TypeAlias
 
 from plait.backends.backend_protocol import Allowance
+from plait.json_form import value
 
 BURST_S = 0.5
 """The seconds of refill that a bucket holds at most."""
@@ -33,7 +33,7 @@ _WEIGHT = 0.2
 """Weight of the newest call in the learned means."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RateLimits:
     """Limits of rate of a backend, shared by all its calls in this process. Raises ValueError for a limit below 1."""
 
@@ -91,7 +91,7 @@ class TokenBucket:
             self._at = now
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reservation:
     """The share of a call in the buckets."""
 

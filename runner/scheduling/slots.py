@@ -31,6 +31,7 @@ from itertools import count
 from math import inf
 from typing import Literal, TypeAlias
 
+from plait.json_form import value
 from plait.runner.scheduling.own_limits import RateGate
 from plait.runner.scheduling.width_search import FIRST_WIDTH, MOST_AT_ONCE, WidthSearch
 
@@ -47,7 +48,7 @@ Call: TypeAlias = tuple[object, int]
 """A call of a run: the run, and the position of its task."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Pause:
     """A time without calls of a backend, after the backend refused a call."""
 

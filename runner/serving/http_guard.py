@@ -13,12 +13,12 @@ import hmac
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import anyio
 
 from plait.clock_and_ids import Clock, iso
+from plait.json_form import value
 from plait.safe_text import clean_text
 
 CODE_SECONDS = 60
@@ -112,7 +112,7 @@ class RequestRefused(Exception):  # noqa: N818 - never leaves this package
         self.code, self.kind, self.message = code, kind, message
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WebPage:
     """The page that browsers load without the token: it holds no data, and signs in."""
 

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, TypeAlias
 
 import anyio
@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from plait.backends.specs.backend_specs import BackendSpec
 from plait.errors import RunNotFound, RunNotResumable, RunOwned, StoreError
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.runner.client.answer_task import How
 from plait.runner.client.create_run import MOST_KEY_CHARACTERS
 from plait.runner.client.offered_plans import posted_plan
@@ -332,7 +332,7 @@ _Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServedRuns:
     """The runs that are served, on `backends`."""
 
@@ -456,8 +456,8 @@ class Api:
                 f"this server executes no runs, and the workers of its store do not retry failed tasks; "
                 f"run `plait resume {run_id} --retry-failed`"
             )
-        for task_id, value in how.answers.items():
-            await self._runs.answer(run_id, task_id, value)
+        for task_id, answer in how.answers.items():
+            await self._runs.answer(run_id, task_id, answer)
 
     async def preview(self, run_id: str, how: Annotated[PreviewQuery, Query()]) -> Response:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""

@@ -7,13 +7,13 @@ import secrets
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest
+from plait.json_form import value
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.serving.http_guard import SignIn
 
@@ -43,7 +43,7 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Access:
     """The secret of one server, for one life of it."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -25,7 +25,7 @@ from plait.errors import (
 )
 from plait.events import RUN_ENDS, NewTask, TaskInterrupted, TaskPlaced, TaskRetried
 from plait.failpoints import reached
-from plait.json_form import JsonValue, to_json
+from plait.json_form import JsonValue, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
@@ -62,7 +62,7 @@ def stores_backends(run: RunRecord) -> bool:
     return all(isinstance(settings.get(name), kind) for name, kind in kinds.items())
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredRun:
     """A run as read from the store."""
 
@@ -101,7 +101,7 @@ class StoredRun:
             raise TaskNotFound(f"run {self.record.run_id} has no task {task_id!r}{hint}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoredPolicy:
     """The stored form of a run's policy, from which `policy_of` builds the policy."""
 
@@ -118,7 +118,7 @@ class StoredPolicy:
 PolicyEnd: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PolicyState:
     """The outcome of a policy's decisions so far."""
 

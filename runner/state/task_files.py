@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Attachment
 from plait.errors import BackendError, DAGError, ErrorKind, Problem
+from plait.json_form import value
 from plait.runner.domain.dag import DAG
 from plait.task import MAX_FILE_BYTES, TEXT, Task, TaskFile, media_type
 
@@ -61,7 +62,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FileContents:
     """The contents of the files of an attempt."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -18,7 +17,7 @@ import anyio.to_thread
 
 from plait.clock_and_ids import Clock, parse_time
 from plait.events import TasksAdded
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, RunRecord, TaskRecord
 from plait.runner.domain.dag import group_of
@@ -59,7 +58,7 @@ _ROWS_AT_ONCE = 250
 _MOST_ACTIVITY = 500
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ViewChange:
     """A part of the view that has changed."""
 

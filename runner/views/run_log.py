@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from plait.backends.agents.agent_transcript import TurnWatch
 from plait.events import ATTEMPT_ENDS, RunCreated, SessionOpened, TaskAnswered, TasksAdded, TaskStarted, TaskWaiting
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.asked_question import answers_of
@@ -35,7 +35,7 @@ _OF_ATTEMPTS = ATTEMPT_ENDS | {SessionOpened.kind}
 _NEED_TASKS = frozenset({TasksAdded.kind, TaskWaiting.kind, TaskAnswered.kind})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunLogEntry:
     """An entry of the log of a run, in the shape of a stored event."""
 

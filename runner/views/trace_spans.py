@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import metadata
 from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
@@ -22,6 +22,7 @@ from plait.backends.models.endpoint import Endpoint, url_fault
 from plait.backends.models.http_client import Client
 from plait.clock_and_ids import Clock, parse_time, span_id, trace_id
 from plait.errors import PlaitError
+from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import THOUGHTS, AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.state.stored_run import stored_record
@@ -304,7 +305,7 @@ _REQUEST_S, _CONNECT_S = 30.0, 10.0
 _RETRIED = frozenset({429, 502, 503, 504})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Collector:
     """The receiver of the spans."""
 

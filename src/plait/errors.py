@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
 from plait.dialogue import Message
+from plait.json_form import value
 from plait.usage import NO_USAGE, Usage
 
 __all__ = [
@@ -76,7 +76,7 @@ class InvalidRequest(PlaitError):  # noqa: N818 - the name states the condition
 # --- graphs, prompts and plans
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Problem:
     """One mistake in a graph."""
 
@@ -110,7 +110,7 @@ class DAGError(PlaitError):
         super().__init__(first_of(self.problems, _MOST_OF_GRAPH))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PlanProblem:
     """A problem of a plan."""
 

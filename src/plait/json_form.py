@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from types import GeneratorType, NoneType, UnionType
 from typing import (
     Any,
@@ -44,9 +45,34 @@ def value(cls: type[T]) -> type[T]:
     """Make `cls` like `@dataclass(frozen=True, slots=True)`, but frozen for type checkers only.
 
     At run time the constructor of a frozen dataclass takes five times as long (1.2 against 0.2 microseconds with nine
-    fields), and a run makes a dozen values for each task.
+    fields), and a run makes a dozen values for each task. The dataclass itself takes four times as long to make (1.6
+    against 0.4 milliseconds), as it compiles six methods for it: all values share their comparison and their repr.
     """
-    return dataclass(slots=True, unsafe_hash=True)(cls)
+    made: Any = dataclass(slots=True, repr=False, eq=False)(cls)
+    for name, shared in (("__eq__", _equal), ("__hash__", _hash), ("__repr__", _repr)):
+        if name not in cls.__dict__:
+            setattr(made, name, shared)
+    return cast("type[T]", made)
+
+
+def _equal(one: Any, other: object) -> bool:
+    held = _compared(cast("Any", type(one)))
+    return held(one) == held(other) if type(other) is type(one) else NotImplemented
+
+
+def _hash(one: Any) -> int:
+    return hash(_compared(cast("Any", type(one)))(one))
+
+
+def _repr(one: Any) -> str:
+    shown = ", ".join(f"{each.name}={getattr(one, each.name)!r}" for each in fields(one) if each.repr)
+    return f"{type(one).__qualname__}({shown})"
+
+
+@cache
+def _compared(kind: Any) -> Callable[[Any], object]:
+    names = [each.name for each in fields(kind) if each.compare]
+    return attrgetter(*names) if names else lambda _: ()
 
 
 def parsed(text: str) -> JsonValue:

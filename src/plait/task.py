@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, field, fields, replace
 from enum import StrEnum
 from functools import cache
 from operator import attrgetter
@@ -41,7 +41,7 @@ NEVER_RETRIED: frozenset[str] = frozenset({"unavailable"})
 """Error kinds that persist until a person acts. Never retried, whatever the retry policy."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Retry:
     """The retry policy for failed attempts.
 
@@ -247,7 +247,7 @@ _MEDIA = {
 TEXT = "text/plain"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskFile:
     """A file of a task, as it was when the run was made."""
 
@@ -277,7 +277,7 @@ def takes_no_such_file(backend: str, name: str, kind: str) -> str:
     return f"backend {backend!r} takes text files only, not {name} ({kind}); leave the file out"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Check:
     """What an answer has to pass before a task is done: all that is named here, in this order. Raises ValueError if
     nothing is, and for `tries` below 1.
@@ -314,7 +314,7 @@ PREVIOUS = "previous"
 """The name of the results of the previous round, in the values (`with`) that a loop gives to its tasks."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """The tasks of a plan that a task stands for. They become tasks of the run once the task could start, and the task
     ends with the last of them: `report.draft` is the task `draft` of the plan that `report` calls.
@@ -382,7 +382,7 @@ def _texts_in(value: JsonInput) -> Iterator[str]:
             yield from _texts_in(inner)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Best:
     """A vote by a judge: it reads the answers of all samples, numbered, and names the best. Raises ValueError without a
     prompt.
@@ -719,7 +719,7 @@ MAX_DEPTH = 10
 """Default limit on the depth of added tasks."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GrowthLimits:
     """Limits on the growth of a run."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest
 from plait.backends.function_backend import FunctionBackend
 from plait.errors import BackendError, ErrorKind, nearest
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.dag import group_of
 from plait.runner.state.stored_run import stored_run
@@ -20,7 +20,7 @@ from plait.task import SETTINGS, ModelOptions
 __all__ = ["FakeBackend", "FakeCall"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FakeCall:
     """A call of a FakeBackend."""
 
