@@ -13,10 +13,10 @@ from plait.runner.cli.command_options import async_command, complete, json_optio
 from plait.runner.cli.run_report import answering_command, print_json, print_watch_notice, question_facts
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
 from plait.runner.client.answer_task import How
+from plait.runner.client.named_runs import find_run, find_task
 from plait.runner.client.run_backends import TrustedBackends
-from plait.runner.client.store_place import existing_store, find_run, find_task, read_only_store
 from plait.runner.domain.asked_question import asking_of
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
 from plait.runner.views.view_models import AskedView, QuestionView, view_json
 from plait.safe_text import is_utf8
@@ -64,7 +64,7 @@ async def answer_command(
     ((kind, text),) = given.items()
     if not is_utf8(text):
         raise click.BadParameter("the answer is not text in UTF-8")
-    async with existing_store(store_path) as store:
+    async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
         asked = await find_task(store, record, task)
         taken = True
@@ -104,7 +104,7 @@ def _describe_result(record: RunRecord, taken: bool) -> str:
 
 async def _print_questions(word: str | None, path: StorePlace, as_json: bool) -> None:
     """Print the questions of the run that `word` names, or of every run in the store."""
-    async with read_only_store(path) as store:
+    async with open_store(path, "read") as store:
         run_id = None if word is None else (await find_run(store, word)).run_id
         for run in await store.list_runs(MOST_RUNS_SEARCHED) if word is None else ():
             if run.damaged:

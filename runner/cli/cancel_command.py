@@ -17,10 +17,10 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.run_report import print_watch_notice
 from plait.runner.cli.terminal_output import print_note
+from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
-from plait.runner.client.store_place import existing_store, find_run
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, StorePlace
+from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, StorePlace, open_store
 from plait.statuses import RUN_DONE, RunStatus
 
 _WAIT = CANCEL_GRACE_SECONDS + 3.0
@@ -42,7 +42,7 @@ async def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts:
     Hosts of the run that cannot be reached are named. Cancel the run again when they are back, to end what still runs
     there.
     """
-    async with existing_store(store_path) as store:
+    async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
         had_ended = RunStatus(record.status) in RUN_DONE
         unreached: dict[str, Sequence[str]] = {}

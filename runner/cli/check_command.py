@@ -17,11 +17,11 @@ from plait.runner.cli.command_line import COMPLETED, FAILED, USAGE
 from plait.runner.cli.command_options import complete, json_option, read_plan, set_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, visible
+from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
-from plait.runner.client.store_place import find_run, read_only_store
 from plait.runner.drawing.dag_layout import layers
 from plait.runner.engine.answer_check import play_again
-from plait.runner.engine.run_options import DEFAULT_BACKEND, StorePlace, policy_backends
+from plait.runner.engine.run_options import DEFAULT_BACKEND, StorePlace, open_store, policy_backends
 from plait.runner.plan import plan_schema
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_policy import OrchestratorPolicy
@@ -81,7 +81,7 @@ def check_command(
 
 async def check_again(path: StorePlace, name: str, files: FileOptions, as_json: bool) -> int:
     """Play the checks of the run `name` again, and print how they end. Return the exit code."""
-    async with read_only_store(path) as store:
+    async with open_store(path, "read") as store:
         record = await find_run(store, name)
         run = await stored_run(store, record.run_id, record)
         dag, statuses = run.state.dag, run.state.statuses

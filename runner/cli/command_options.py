@@ -20,9 +20,9 @@ from click.shell_completion import CompletionItem
 from plait.errors import InvalidRequest
 from plait.json_form import value
 from plait.runner.cli.terminal_output import command, print_note, redirect_prints
-from plait.runner.client.store_place import DEFAULT_STORE, find_run, read_only_store
+from plait.runner.client.named_runs import find_run
 from plait.runner.domain.run_tuning import MOST_SLOTS
-from plait.runner.engine.run_options import ServerAddress, StorePlace, store_place
+from plait.runner.engine.run_options import DEFAULT_STORE, ServerAddress, StorePlace, open_store, store_place
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency
 from plait.runner.state.budget import MOST_USD
 from plait.safe_text import SCHEMES, is_utf8, masked_address, passwords
@@ -108,7 +108,7 @@ async def _stored_items(context: click.Context, of_tasks: bool) -> list[Completi
     place = context.params.get("store_path") or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
     place = place if isinstance(place, ServerAddress) else store_place(str(place))
     with anyio.move_on_after(_COMPLETION_S):
-        async with read_only_store(place) as store:
+        async with open_store(place, "read") as store:
             if of_tasks:
                 run = await find_run(store, context.params.get("run") or "last")
                 return [CompletionItem(task.task_id, help=task.status) for task in await store.list_tasks(run.run_id)]

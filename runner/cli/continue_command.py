@@ -22,8 +22,9 @@ from plait.runner.cli.command_options import (
 from plait.runner.cli.ctrl_c import end_at_second
 from plait.runner.cli.run_report import print_watch_notice
 from plait.runner.cli.terminal_output import output, print_line, print_note, visible, without_controls
+from plait.runner.client.named_runs import find_run, find_task
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
-from plait.runner.client.store_place import existing_store, find_run, find_task
+from plait.runner.engine.run_options import open_store
 from plait.runner.views.view_models import ReplyView
 from plait.safe_text import is_utf8
 
@@ -48,7 +49,7 @@ async def continue_command(run: str, task: str, message: str, **options: Any) ->
     if not message.strip():
         raise click.BadParameter("the message is empty")
     end_at_second([signal.SIGINT])  # the first cancels this function
-    async with existing_store(options["store_path"]) as store:
+    async with open_store(options["store_path"], "existing") as store:
         record = await find_run(store, run)
         await find_task(store, record, task)
         print_watch_notice(record)

@@ -10,8 +10,8 @@ from plait.clock_and_ids import parse_time
 from plait.runner.cli.command_options import async_command, complete, json_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_field, print_line, print_section, visible
-from plait.runner.client.store_place import find_run, read_only_store
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.client.named_runs import find_run
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.views.event_sentences import counted, seconds, tokens
 from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs
 from plait.runner.views.view_models import TaskView
@@ -34,7 +34,7 @@ async def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) ->
     Words of RUN alone are shown as [-these-], words of OTHER alone as {+these+}. Parts of a `for_each` are compared by
     their element, not by their number.
     """
-    async with read_only_store(store_path) as store:
+    async with open_store(store_path, "read") as store:
         before, after = await find_run(store, a), await find_run(store, b)
         comparison = await compare_runs(store, before.run_id, after.run_id)
     if as_json:

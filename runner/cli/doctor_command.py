@@ -39,10 +39,9 @@ from plait.runner.cli.command_options import command_line, json_option, store_op
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, columns, print_line, print_note, print_table
 from plait.runner.client.run_backends import HostsInUse, hosts_in_use
-from plait.runner.client.store_place import DEFAULT_STORE, read_only_store
 from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.engine.lease import Liveness, liveness, seems_free, shown_status
-from plait.runner.engine.run_options import ServerAddress, StorePlace, open_server
+from plait.runner.engine.run_options import DEFAULT_STORE, ServerAddress, StorePlace, open_server, open_store
 from plait.runner.state.attempt_files import files_root, run_folder
 from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, read_settings, stores_backends
 from plait.runner.views.event_sentences import counted, size
@@ -248,7 +247,7 @@ async def _read_store(place: StorePlace) -> tuple[Sequence[RunRecord], set[str],
     """Return all runs, the ids of the interrupted runs (those that are printed) that the command can resume, and the
     folder of the files of runs.
     """
-    async with read_only_store(place) as store:
+    async with open_store(place, "read") as store:
         runs = await store.list_runs(_ALL)
         shown = [run.run_id for run in runs if shown_status(run) is RunStatus.INTERRUPTED][:_RUNS]
         whole = [await store.get_run(run_id) for run_id in shown]
@@ -498,7 +497,7 @@ async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], Host
         return ()
     found: list[tuple[Collection[str], HostAway]] = []
     try:
-        async with read_only_store(place) as store:
+        async with open_store(place, "read") as store:
             for run in await store.list_runs(MOST_RUNS_SEARCHED):
                 if away := await away_hosts(store, run):
                     groups = _groups_of(await store.get_run(run.run_id))

@@ -12,10 +12,10 @@ from plait.clock_and_ids import Clock, trace_id
 from plait.runner.cli.command_options import async_command, json_option, run_argument, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_note, write_file
+from plait.runner.client.named_runs import RunsOfPlan, find_run, runs_of_plan
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import RunsOfPlan, find_run, read_only_store, runs_of_plan
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import RunOptions, StorePlace
+from plait.runner.engine.run_options import RunOptions, StorePlace, open_store
 from plait.runner.views.event_sentences import counted
 from plait.runner.views.result_rows import as_csv, as_json_lines
 from plait.runner.views.trace_spans import Collector, RunTrace, SpanSender
@@ -72,7 +72,7 @@ async def export_command(run: str, store_path: StorePlace, as_json: bool, **opti
         raise click.UsageError("--follow and --content belong to --otlp")
     if file.suffix.lower() not in _FORMATS:
         raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
-    async with read_only_store(store_path) as store:
+    async with open_store(store_path, "read") as store:
         found = await find_run(store, run, of)
         rows = await Runs(RunOptions(store=store)).export(found.run_id, pattern or "*")
     is_table = file.suffix.lower() == ".csv"
@@ -91,7 +91,7 @@ async def _send_trace(
     """Send the spans of the run that `word` names."""
     collector, clock = Collector.of_environment(os.environ), Clock()
     sender, sent = SpanSender(collector, clock), 0
-    async with read_only_store(path) as store:
+    async with open_store(path, "read") as store:
         run = await find_run(store, word, of)
         trace = RunTrace(store, run.run_id, content=has_content)
         try:

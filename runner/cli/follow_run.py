@@ -18,11 +18,10 @@ from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.run_progress import Display, Progress
 from plait.runner.cli.run_report import list_waiting
 from plait.runner.cli.terminal_output import as_line, print_note
-from plait.runner.client.store_place import read_only_store
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
 from plait.runner.engine.live_run import Run, state_of
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line, is_detail
 from plait.runner.views.view_models import QuestionView
@@ -76,7 +75,7 @@ async def _is_stored(result: RunResult, place: StorePlace | None) -> bool:
     if place is None or not result.degraded:
         return place is not None
     try:
-        async with read_only_store(place) as store:
+        async with open_store(place, "read") as store:
             return await store.get_run(result.run_id) is not None
     except PlaitError:
         return False

@@ -28,10 +28,11 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.preview_report import print_reuse, summarize_reuse
+from plait.runner.cli.preview_report import announce_reuse
 from plait.runner.cli.terminal_output import print_note
-from plait.runner.client.run_backends import FileOptions, TrustedBackends, require_no_effects
-from plait.runner.client.store_place import existing_store, find_run, read_only_store, runs_of_plan
+from plait.runner.client.named_runs import find_run, runs_of_plan
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
+from plait.runner.engine.run_options import open_store
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import read_settings
@@ -136,8 +137,7 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
     """Make a run from a stored run and show it to its end, or print its preview. Return the exit code."""
     output = replace(OutputOptions.of(options), result_of=task if only else None)
     files = FileOptions(options["plan"], options["backends"])
-    open_store = read_only_store if options["dry_run"] else existing_store
-    async with open_store(options["store_path"]) as store:
+    async with open_store(options["store_path"], "read" if options["dry_run"] else "existing") as store:
         of = runs_of_plan(files.plan) if options["run"] == "last" else None
         record = await find_run(store, options["run"], of)
         edits = {"prompts": options["prompts"], "results": options["results"]}
@@ -146,11 +146,8 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
         async with trusted.fork(record, task, backend=options["backend"], only=only, **edits) as (runs, fork, used):
             preview = await runs.preview_fork(fork)
             effects = [] if options["again"] else used.effects(preview, runs.options.backends)
-            if options["dry_run"]:
-                return print_reuse(preview, effects, output.as_json)
-            require_no_effects(preview, effects)
-            if not output.quiet:
-                print_note(summarize_reuse(preview))
+            if (code := announce_reuse(preview, effects, output, dry_run=options["dry_run"])) is not None:
+                return code
             return await follow_run(runs.start_fork(fork), RunState(fork.dag.copy()), output, store)
 
 

@@ -10,8 +10,7 @@ from plait.runner.cli.command_options import async_command, json_option, store_o
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import existing_store, read_only_store
-from plait.runner.engine.run_options import RunOptions, StorePlace
+from plait.runner.engine.run_options import RunOptions, StorePlace, open_store
 from plait.runner.views.event_sentences import counted, size
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -48,7 +47,7 @@ async def gc_command(
     """
     if keep is None and older_than is None:
         raise click.UsageError("choose the runs to delete: --keep N, --older-than AGE, or both")
-    async with read_only_store(store_path) if dry_run else existing_store(store_path) as store:
+    async with open_store(store_path, "read") if dry_run else open_store(store_path, "existing") as store:
         runs = Runs(RunOptions(store=store))
         deletion = await runs.delete(keep=keep, older_than=older_than, dry_run=dry_run)
     if as_json:

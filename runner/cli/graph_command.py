@@ -15,11 +15,11 @@ from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import PLAN_SUFFIXES, complete, json_option, read_plan, set_option, store_option
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, visible, write_file
-from plait.runner.client.store_place import find_run, read_only_store
+from plait.runner.client.named_runs import find_run
 from plait.runner.domain.dag import DAG
 from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.stored_run import decode_dag
 from plait.runner.views.event_sentences import counted, seconds, tokens
@@ -70,7 +70,7 @@ def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_
 
 async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
     """Return the run, its tasks, and the origin of each added task."""
-    async with read_only_store(path) as store:
+    async with open_store(path, "read") as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
         return run, tasks, await find_adders(store, run, tasks)

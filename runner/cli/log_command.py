@@ -31,9 +31,9 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.run_report import STATUS_CODES
 from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_note, visible
-from plait.runner.client.store_place import find_run, find_task, read_only_store
+from plait.runner.client.named_runs import find_run, find_task
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.views.event_sentences import sentence, short
 from plait.runner.views.read_views import task_views
 from plait.runner.views.run_log import RunLog, RunLogEntry
@@ -57,7 +57,7 @@ async def log_command(
     plait was killed is followed as well. If no process works on the run any more, the exit code is 6. With --json, each
     line is a JSON object. With -n and --follow, print the last N lines, then those that are added.
     """
-    async with read_only_store(store_path) as store:
+    async with open_store(store_path, "read") as store:
         record = await find_run(store, run)
         if task is not None:
             await find_task(store, record, task)

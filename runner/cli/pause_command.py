@@ -18,10 +18,10 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.terminal_output import print_note
+from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
-from plait.runner.client.store_place import existing_store, find_run
 from plait.runner.domain.run_tuning import MOST_SLOTS
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.engine.run_options import StorePlace, open_store
 
 
 def _slots_by_name(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -45,7 +45,7 @@ async def pause_command(run: str, backend: str | None, off: bool, store_path: St
 
     `plait tune` changes how many tasks run at once.
     """
-    async with existing_store(store_path) as store:
+    async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
         runs = TrustedBackends(store, FileOptions(), note=print_note).runs()
         is_live = await runs.pause(record.run_id, backend=backend, off=off)
@@ -76,7 +76,7 @@ async def tune_command(
     Calls under way end normally. The process of the run reads the numbers within a second, and a later `plait resume`
     keeps them. A run of `plait serve` gets no more slots than the server has.
     """
-    async with existing_store(store_path) as store:
+    async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
         runs = TrustedBackends(store, FileOptions(), note=print_note).runs()
         is_live = await runs.tune(record.run_id, concurrency=concurrency, limits=limits)
@@ -97,7 +97,7 @@ async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bo
     The process of the run reads this within a second, and tasks that wait for TASK go on after it. Of a run that has
     ended, `plait resume RUN --retry-failed` runs the failed tasks again.
     """
-    async with existing_store(store_path) as store:
+    async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
         await TrustedBackends(store, FileOptions(), note=print_note).runs().retry(record.run_id, task)
     _print_change(record, f"task {task} of run {record.run_id} is to run again", is_live=True, as_json=as_json)

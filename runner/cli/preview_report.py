@@ -12,8 +12,10 @@ from enum import StrEnum
 
 from anyio import to_thread
 
+from plait.errors import InvalidRequest
 from plait.runner.cli import run_report
 from plait.runner.cli.command_line import COMPLETED
+from plait.runner.cli.command_options import OutputOptions
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, print_section, print_table
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
@@ -31,7 +33,26 @@ _LISTED = 20
 """Tasks that are not called are listed up to this number; a longer list would hide the other tasks."""
 
 
-def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) -> int:
+def announce_reuse(
+    preview: ReusePreview, effects: Sequence[str], options: OutputOptions, *, dry_run: bool
+) -> int | None:
+    """Tell what a run that takes over answers of an earlier one does, before it begins. Return the exit code if that is
+    all, with `dry_run`. Raises InvalidRequest if the tasks in `effects`, which have effects, would run again.
+    """
+    if dry_run:
+        return _print_reuse(preview, effects, options.as_json)
+    if effects:
+        raise InvalidRequest(
+            f"{named_tasks(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
+            f"--dry-run shows every task"
+        )
+    told = _tell_paid_again(preview) if options.quiet else _summarize_reuse(preview)
+    if told is not None:
+        print_note(told)
+    return None
+
+
+def _print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) -> int:
     """Print the action for each task, with the reason and the cost in the earlier run. The run would refuse to run the
     tasks in `effects` again. Return the exit code.
     """
@@ -47,7 +68,7 @@ def print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) 
         last = f" ({cost(step.usage)} last time)" if cost(step.usage) and not is_kept else ""
         lines.append((step.action, f"{as_line(step.task_id)}: {as_line(step.reason, 300)}{last}", is_kept))
     _print_steps(lines, "tasks")
-    print_line(summarize_reuse(preview))
+    print_line(_summarize_reuse(preview))
     return COMPLETED
 
 
@@ -114,7 +135,7 @@ def _tokens(usage: Usage) -> str:
     return f"{usage.input_tokens:,}+{usage.output_tokens:,}" if usage.input_tokens or usage.output_tokens else ""
 
 
-def summarize_reuse(preview: ReusePreview) -> str:
+def _summarize_reuse(preview: ReusePreview) -> str:
     """Return how many tasks take answers over, how many run, and the cost of these tasks in the earlier run."""
     parts = [f"{preview.reuse:,} reused", _counted(preview.steps(ReuseAction.RUN), "run")]
     depends = preview.steps(ReuseAction.DEPENDS)
@@ -127,7 +148,7 @@ def summarize_reuse(preview: ReusePreview) -> str:
     return f"like {as_line(preview.like)} of {preview.created_at[:10]}: {', '.join(parts)}"
 
 
-def tell_paid_again(preview: ReusePreview) -> str | None:
+def _tell_paid_again(preview: ReusePreview) -> str | None:
     """Return how many tasks run again although they completed in the earlier run and the caller did not ask for them,
     and why the first does; None without such tasks.
     """

@@ -30,6 +30,7 @@ from plait.runner.cli.preview_report import print_resume
 from plait.runner.cli.run_progress import Progress
 from plait.runner.cli.run_report import print_watch_notice
 from plait.runner.cli.terminal_output import print_note
+from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import (
     FileOptions,
     StoredBackends,
@@ -38,12 +39,12 @@ from plait.runner.client.run_backends import (
     repaired_prompts,
 )
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import existing_store, find_newest_resumable, find_run, read_only_store
 from plait.runner.domain.dag import group_of
+from plait.runner.engine.run_options import open_store
 from plait.runner.plan import PlanError
 from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.runner.recovery.resume import ResumeOptions
+from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, ended_result, needs_no_work
 from plait.runner.views.event_sentences import named_tasks
 from plait.statuses import RunStatus
@@ -73,14 +74,15 @@ async def resume_command(run: str | None, retry_failed: bool, **options: Any) ->
     """
     files = FileOptions(options["plan"], options["backends"], options["hosts"])
     output, is_preview = OutputOptions.of(options), options["dry_run"]
-    open_store = read_only_store if is_preview else existing_store
-    async with open_store(options["store_path"]) as store:
+    async with open_store(options["store_path"], "read" if is_preview else "existing") as store:
         money = {"budget": output.budget, "unpriced": output.unpriced}
         trusted = TrustedBackends(
             store, files, note=print_note, concurrency=output.concurrency, strict=output.strict, **money
         )
         runs = trusted.runs()
-        record = await (find_newest_resumable(store, retry_failed) if run is None else find_run(store, run))
+        record = await (
+            find_newest_resumable(store, retry_failed=retry_failed) if run is None else find_run(store, run)
+        )
         stored = await runs.read(record.run_id, record)
         if not is_preview and needs_no_work(stored, retry_failed):
             return _print_ended(stored, output)

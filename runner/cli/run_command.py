@@ -29,27 +29,20 @@ from plait.runner.cli.command_options import (
     strict_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.preview_report import (
-    keep_or_ask_again,
-    print_estimate,
-    print_reuse,
-    summarize_reuse,
-    tell_paid_again,
-)
+from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
 from plait.runner.client.create_run import new_run
+from plait.runner.client.named_runs import RunsOfPlan, find_run
 from plait.runner.client.run_backends import (
     BackendOptions,
     BackendSet,
     backend_set_of_plan,
     backends_of_file_only,
     queue_run,
-    require_no_effects,
     required_backends,
 )
 from plait.runner.client.runs import Runs
-from plait.runner.client.store_place import RunsOfPlan, existing_store, find_run, read_only_store
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
@@ -198,7 +191,7 @@ async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions)
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     place = options.store
     is_there = place is not None and not (isinstance(place, Path) and not place.exists())
-    store = read_only_store(place) if place is not None and is_there else None
+    store = open_store(place, "read") if place is not None and is_there else None
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     made = {name: one for name in names if name in backend_set.specs and (one := backend_set.unchecked(name))}
     # Opened are only those of which nothing is known otherwise, which tells the reason.
@@ -228,8 +221,9 @@ async def _run_plan(
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     if isinstance(plan.policy, OrchestratorPolicy):
         options = replace(options, result_of=ANSWER_ID)
-    opener = open_store if like is None else read_only_store if dry_run else existing_store
-    store = None if options.store is None else opener(options.store)
+    store = None
+    if options.store is not None:
+        store = open_store(options.store, "create" if like is None else "read" if dry_run else "existing")
     concurrency = options.concurrency or plan.concurrency
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with (
@@ -250,12 +244,8 @@ async def _run_plan(
                 if not keep_answers and any(step.keeps_answer for step in preview.tasks):
                     preview = await look(keep_answers=False)
             effects = [] if again else backend_set.effects(preview, config.backends)
-            if dry_run:
-                return print_reuse(preview, effects, options.as_json)
-            require_no_effects(preview, effects)
-            told = tell_paid_again(preview) if options.quiet else summarize_reuse(preview)
-            if told is not None:
-                print_note(told)
+            if (code := announce_reuse(preview, effects, options, dry_run=dry_run)) is not None:
+                return code
         run = new_run(
             config,
             plan.dag,

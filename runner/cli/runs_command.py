@@ -14,8 +14,7 @@ from plait.runner.cli.command_options import async_command, json_option, store_o
 from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, cells, print_line, print_note, print_table
 from plait.runner.client.create_run import KEYED
-from plait.runner.client.store_place import read_only_store
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.state.stored_run import read_settings
 from plait.runner.views.event_sentences import age, size, spent_cells, tokens
 from plait.runner.views.read_views import find_runs, run_view
@@ -47,7 +46,7 @@ async def runs_command(
 ) -> None:
     """List the runs in the store, newest first. A run without a living owner is shown as interrupted."""
     wanted = tuple(map(RunStatus, statuses))
-    async with read_only_store(store_path) as store:
+    async with open_store(store_path, "read") as store:
         records = await find_runs(store, min(limit + 1, sys.maxsize), statuses=wanted, searched=sys.maxsize)
         sizes = await store.run_sizes() if long else {}
         runs = records[:limit]

@@ -33,11 +33,11 @@ from plait.runner.cli.terminal_output import (
     print_section,
     print_table,
 )
-from plait.runner.client.store_place import find_run, find_task, read_only_store
+from plait.runner.client.named_runs import find_run, find_task
 from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import StorePlace
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.state.stored_run import POSTED, read_settings, stores_backends
 from plait.runner.views.event_sentences import (
@@ -108,7 +108,7 @@ async def _show_run(
     path: StorePlace, word: str, as_json: bool, statuses: Collection[TaskStatus], pattern: str | None
 ) -> None:
     """Print the run that `word` names, with its tasks in one of `statuses`, whose ids fit `pattern`, if given."""
-    async with read_only_store(path) as store:
+    async with open_store(path, "read") as store:
         run = await find_run(store, word)
         tasks = await store.list_tasks(run.run_id)
         views = await task_views(store, run, tasks, time.time())
@@ -300,7 +300,7 @@ def _own_reason(waits: WaitReason) -> str:
 
 async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> None:
     """Print a task: its prompt, conversation, result and attempts."""
-    async with read_only_store(path) as store:
+    async with open_store(path, "read") as store:
         run = await find_run(store, word)
         task, messages = await _read_task(store, run, task_id)
         waiting = [] if task.question is None else await list_waiting(store, run.run_id)

@@ -94,7 +94,6 @@ from plait.runner.state.stored_run import (
     stored_run,
     stores_backends,
 )
-from plait.runner.views.event_sentences import named_tasks
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_within
 
@@ -1147,12 +1146,3 @@ def _changed_fields(before: Task, now: Task) -> Iterator[str]:
     for attribute, name in _FIELDS.items():
         if getattr(before, attribute) != getattr(now, attribute):
             yield f"tasks.{now.id}.{name}"
-
-
-def require_no_effects(preview: ReusePreview, effects: Sequence[str]) -> None:
-    """Raise InvalidRequest if there are tasks with `effects`: a person has to allow that they run again."""
-    if effects:
-        raise InvalidRequest(
-            f"{named_tasks(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
-            f"--dry-run shows every task"
-        )

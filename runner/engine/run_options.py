@@ -32,7 +32,7 @@ from plait.backends.extras import missing_extra
 from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
-from plait.errors import BackendMissing, BackendUnavailable, DAGError, InvalidRequest, Problem, nearest
+from plait.errors import BackendMissing, BackendUnavailable, DAGError, InvalidRequest, Problem, StoreUnusable, nearest
 from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.asked_question import OnQuestion
@@ -135,6 +135,8 @@ class ServerAddress:
 
 StorePlace: TypeAlias = Path | ServerAddress
 """The file of a store, or the address of a server."""
+DEFAULT_STORE = Path(".plait") / "plait.db"
+"""The store of a command that names none."""
 AnyStore: TypeAlias = "SQLiteStore | PostgresStore"
 
 
@@ -147,10 +149,15 @@ def open_store(
     place: StorePlace | str | os.PathLike[str], mode: Literal["create", "existing", "read"] = "create"
 ) -> AnyStore:
     """Return the store at `place`, a SQLite file or a PostgreSQL database, which `async with` opens. Raises
-    InvalidRequest without the driver.
+    InvalidRequest without the driver, and StoreUnusable if the store that no one names does not exist and may not be
+    made.
     """
     if isinstance(place, ServerAddress):
         return open_server(place, mode)
+    if mode != "create" and place == DEFAULT_STORE and not DEFAULT_STORE.exists():
+        raise StoreUnusable(
+            f"there is no store {DEFAULT_STORE} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another"
+        )
     from plait.persistence.sqlite_store import SQLiteStore  # noqa: PLC0415 - not needed by every run
 
     return SQLiteStore(place, mode=mode)

@@ -18,6 +18,7 @@ from plait.clock_and_ids import iso, parse_time
 from plait.errors import (
     BackendError,
     ErrorKind,
+    InvalidRequest,
     PlaitError,
     PolicyMissing,
     RunNotFound,
@@ -41,6 +42,7 @@ from plait.runner.engine.lease import (
     liveness,
     owner_is_gone,
     short_claim_ends,
+    shown_status,
     unregister,
     wait_for_expiry,
 )
@@ -70,6 +72,7 @@ from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.budget import Budget, raise_of, stored_budget
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import (
+    MOST_RUNS_SEARCHED,
     PolicyState,
     StoredPolicy,
     StoredRun,
@@ -80,6 +83,7 @@ from plait.runner.state.stored_run import (
     read_settings,
     require_unfailed,
     stored_run,
+    stores_backends,
     unfinished_on_hosts,
     with_notes,
     with_prompts,
@@ -110,6 +114,25 @@ class ResumeOptions:
     def __post_init__(self) -> None:
         if self.prompts and not self.retry_failed:
             raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
+
+
+async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecord:
+    """Return the newest run that `plait resume` can continue. Raises InvalidRequest without one, StoreError."""
+    wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
+    if retry_failed:
+        wanted.add(RunStatus.FAILED)
+    refused: RunRecord | None = None
+    for run in await store.list_runs(MOST_RUNS_SEARCHED):
+        if not run.damaged and shown_status(run) in wanted:
+            found = await store.get_run(run.run_id)
+            if found is not None and stores_backends(found):
+                return found
+            refused = refused or found
+    if refused is not None:  # `resume` prints the reason
+        return refused
+    kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
+    hint = "" if retry_failed else " (--retry-failed includes failed runs)"
+    raise InvalidRequest(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,7 @@ import anyio
 from plait.clock_and_ids import parse_time
 from plait.events import RunResumed
 from plait.persistence.store_records import AttemptRecord, RunRecord
-from plait.runner.client.store_place import read_only_store
-from plait.runner.engine.run_options import store_place
+from plait.runner.engine.run_options import open_store, store_place
 from tests.faults.campaigns.planted import Shown, try_planted
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.processes.command import plait_here
@@ -150,7 +149,7 @@ def _judge(store: str, folder: Path, died: dict[str, float]) -> tuple[list[str],
 
 async def _read(store: str) -> Facts:
     facts = Facts({}, {}, {})
-    async with read_only_store(store_place(store)) as opened:
+    async with open_store(store_place(store), "read") as opened:
         for listed in await opened.list_runs(1000):
             run = await opened.get_run(listed.run_id)
             assert run is not None
@@ -172,7 +171,7 @@ def _owned(store: str, pid: int) -> list[str]:
 
 def _listed(store: str) -> tuple[RunRecord, ...]:
     async def read() -> tuple[RunRecord, ...]:
-        async with read_only_store(store_place(store)) as opened:
+        async with open_store(store_place(store), "read") as opened:
             return await opened.list_runs(1000)
 
     return anyio.run(read)

@@ -1,40 +1,17 @@
-"""The store, the run or the task that a person names."""
+"""The run or the task that a person names."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from plait.errors import InvalidRequest, RunNotFound, StoreUnusable, TaskNotFound, nearest
+from plait.errors import InvalidRequest, RunNotFound, TaskNotFound, nearest
 from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.engine.lease import shown_status
-from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED, read_settings, stores_backends
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED, read_settings
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
-
-DEFAULT_STORE = Path(".plait") / "plait.db"
-
-
-def read_only_store(place: StorePlace) -> AnyStore:
-    """Return the store at `place`, to be read only."""
-    _check_default_store(place)
-    return open_store(place, "read")
-
-
-def existing_store(place: StorePlace) -> AnyStore:
-    """Return the store at `place`, which has to exist."""
-    _check_default_store(place)
-    return open_store(place, "existing")
-
-
-def _check_default_store(place: StorePlace) -> None:
-    if place == DEFAULT_STORE and not DEFAULT_STORE.exists():
-        raise StoreUnusable(
-            f"there is no store {DEFAULT_STORE} in {Path.cwd()}; `plait run PLAN` makes one, --store PATH names another"
-        )
 
 
 @value
@@ -117,25 +94,6 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
         shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
-
-
-async def find_newest_resumable(store: Store, retry_failed: bool) -> RunRecord:
-    """Return the newest run that `resume` can continue."""
-    wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
-    if retry_failed:
-        wanted.add(RunStatus.FAILED)
-    refused: RunRecord | None = None
-    for run in await store.list_runs(MOST_RUNS_SEARCHED):
-        if not run.damaged and shown_status(run) in wanted:
-            found = await store.get_run(run.run_id)
-            if found is not None and stores_backends(found):
-                return found
-            refused = refused or found
-    if refused is not None:  # `resume` prints the reason
-        return refused
-    kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
-    hint = "" if retry_failed else " (--retry-failed includes failed runs)"
-    raise InvalidRequest(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
 
 
 async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
