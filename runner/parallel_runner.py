@@ -72,6 +72,9 @@ class ParallelRunner:
       run's own.
     - `unpriced`: if True, calls of which nobody can say what they cost at most are made, and count once they have cost
       something; otherwise a run with a budget is refused (InvalidRequest).
+    - `notify`: where a run tells people of its questions and its end, each as under `notify` of a plan, such as
+      `{"url_env": "SLACK_WEBHOOK", "form": "slack", "on": ["question", "failed"]}`. It is stored with a new run. Who
+      resumes the run gives it again, unless it is a `url_env` alone.
     - `clock`, `rng`: the sources of time and of random retry delays.
     """
 

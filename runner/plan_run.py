@@ -50,7 +50,12 @@ class Plan(plan_file.Plan):
         else:
             default = plan.default_backend or DEFAULT_BACKEND
             backend_set = BackendSet(
-                plan.backends, default, plan.folder.resolve(), prices=plan.prices, hosts=plan.hosts
+                plan.backends,
+                default,
+                plan.folder.resolve(),
+                prices=plan.prices,
+                hosts=plan.hosts,
+                notify=plan.notify,
             )
         fitted = plan.fitted_to(backend_set.specs, backend_set.default)
         names = required_backends(fitted.dag, backend_set.default, policy=fitted.policy, known=backend_set.specs)

@@ -36,6 +36,7 @@ from plait.runner.client.run_backends import (
     queueing_options,
 )
 from plait.runner.client.runs import Runs
+from plait.runner.client.unsent_notices import UnsentNotices
 from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, open_store
 from plait.runner.serving.server_token import listen, server_access, url_of
 from plait.runner.state.stored_run import POSTED
@@ -165,6 +166,8 @@ async def serve_until_signal(
         await beside.start(stop_on_signal, server.stop, note)
         if at_start is not None:
             beside.start_soon(at_start)
+        if runs.options.store is not None:
+            beside.start_soon(UnsentNotices(runs.options.store).send_for_ever)
         await server.serve()
         beside.cancel_scope.cancel()
 

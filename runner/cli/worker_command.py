@@ -24,6 +24,7 @@ from plait.runner.cli.run_report import store_failures
 from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.client.run_backends import FileOptions
 from plait.runner.client.run_worker import Worker, WorkerOptions
+from plait.runner.client.unsent_notices import UnsentNotices
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.views.event_sentences import counted, seconds
@@ -71,6 +72,7 @@ async def work(place: StorePlace, options: WorkerOptions) -> None:
         worker = Worker(store, options, _WorkerLines())
         async with anyio.create_task_group() as beside:
             await beside.start(stop_on_signal, worker.stop, print_note)
+            beside.start_soon(UnsentNotices(store, options.files).send_for_ever)
             await worker.work()
             beside.cancel_scope.cancel()
 

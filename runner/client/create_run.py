@@ -23,6 +23,7 @@ from plait.json_form import JsonInput, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.dag import DAG
+from plait.runner.domain.notify_target import NOTIFY, notify_setting
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.task_checks import why_no_json
@@ -66,6 +67,7 @@ RESERVED_SETTINGS = (
     "growth",
     "inputs",
     "key",
+    NOTIFY,
     "policy",
     "reuse",
     "slots",
@@ -133,7 +135,11 @@ def new_run(
     names = backend_names(dag, config)
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
     kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
-    kept |= budget_setting(config.budget, unpriced=config.unpriced)
+    kept |= {**budget_setting(config.budget, unpriced=config.unpriced), **notify_setting(config.notify)}
+    if config.store is None and config.notify:
+        raise StoreRequired(
+            "a notice tells of what is stored, and this run has no store; give the run a store, or leave `notify` out"
+        )
     if config.store is not None:
         kept[ANSWER_KEYS] = answer_keys(config)
     if reuse is not None:
@@ -145,7 +151,7 @@ def new_run(
         if known is None and (reuse is not None or dag.caches):
             now = config.clock.wall()
             live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
-        live.policy = policy
+        live.policy, live.notify = policy, config.notify
         await live.take_budget(new_budget(config.budget, dag, unpriced=config.unpriced), dag, names)
         at = live.created_at = live.stamp()
         live.owner = claim_for_this_process(at)
@@ -207,7 +213,7 @@ async def create_run(
     dag = prepared(dag, config)
     backend_names(dag, config)
     budget = config.budget if budget is None else budget
-    settings = {**settings, **budget_setting(budget, unpriced=config.unpriced)}
+    settings = {**settings, **budget_setting(budget, unpriced=config.unpriced), **notify_setting(config.notify)}
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     if key is not None:
         run_id = run_id_of(key)

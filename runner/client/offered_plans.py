@@ -37,6 +37,7 @@ _NO_SPECS: Mapping[str, BackendSpec] = {}
 _SERVER_KEYS = {
     "backends": "the backends of the server are set at its start; name one of them, or leave `backend` out",
     "hosts": "the hosts of the server are set at its start, in its file of backends",
+    "notify": "where the notices of the server's runs go is set at its start, in its file of backends",
     "prices": "the prices of models are set at the start of the server, in its file of backends",
     "concurrency": "the server sets how many tasks run at once (plait serve -j)",
 }

@@ -65,6 +65,7 @@ from plait.runner.client.fork_run import Fork, edited_prompt
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
 from plait.runner.client.runs import Need, Runs
 from plait.runner.domain.dag import DAG
+from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.engine.run_options import (
     DEFAULT_BACKEND,
@@ -74,7 +75,7 @@ from plait.runner.engine.run_options import (
     task_backends,
 )
 from plait.runner.plan.plan_file import Plan
-from plait.runner.plan.plan_models import PricePart
+from plait.runner.plan.plan_models import NotifyPart, PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.policies import policy_of
 from plait.runner.policies.follow_ups import FOLLOWS
@@ -99,6 +100,7 @@ from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_wit
 
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
 _HOSTS: TypeAdapter[dict[str, HostsPart]] = TypeAdapter(dict[str, HostsPart])
+_NOTIFY: TypeAdapter[list[NotifyPart]] = TypeAdapter(list[NotifyPart])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 _LONG_ANSWER = 512  # tokens
 
@@ -133,6 +135,8 @@ class BackendSet:
     """Prices by the name of the model."""
     hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, HostsPart])
     """Groups of hosts by name. Never stored with a run: the database may come from anywhere."""
+    notify: Sequence[NotifyTarget] = ()
+    """Where notices of the runs go."""
 
     def settings(self) -> dict[str, JsonValue]:
         """Return the settings that are stored with a run."""
@@ -254,7 +258,8 @@ class BackendSet:
         limits = {name: limit for name, limit in self.limits().items() if name in made}
         rates = {name: limit for name, limit in self.rates().items() if name in made}
         default = self.default if self.default in made else None
-        return RunOptions(backends=made, default=default, limits=limits, rates=rates, prices=self.prices, **options)
+        given: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": self.notify}
+        return RunOptions(backends=made, default=default, **given, **options)
 
 
 def required_backends(
@@ -311,7 +316,10 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
     hosts = read_hosts(value.get("hosts"), path)
     with _mistakes_in(path, "prices"):
         prices = read_prices(value.get("prices"))
-    return BackendSet(specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts)
+    notify = read_notify(value.get(NOTIFY), path)
+    return BackendSet(
+        specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts, notify=notify
+    )
 
 
 def _read_specs(value: Mapping[str, Any], path: Path) -> dict[str, BackendSpec]:
@@ -323,6 +331,16 @@ def read_hosts(value: object, path: Path) -> dict[str, HostsPart]:
     """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises InvalidRequest."""
     with _mistakes_in(path, "hosts"):
         return _HOSTS.validate_python(value or {})
+
+
+def read_notify(value: object, path: Path) -> tuple[NotifyTarget, ...]:
+    """Return the targets of notices, in the form of a plan's `notify`, in the file at `path`. Raises InvalidRequest."""
+    with _mistakes_in(path, NOTIFY):
+        targets = tuple(part.target() for part in _NOTIFY.validate_python(value or []))
+    for index, target in enumerate(targets):
+        for key, why in target.mistakes():
+            raise InvalidRequest(f"{path}: {NOTIFY}.{index}.{key}: {why}")
+    return targets
 
 
 @contextmanager
@@ -429,7 +447,7 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None 
     if is_open:
         specs[default] = requested_spec(options)
     groups = {**plan.hosts, **hosts_of_file(hosts)}
-    return BackendSet(specs, default, plan.folder.resolve(), file, prices=plan.prices, hosts=groups)
+    return BackendSet(specs, default, plan.folder.resolve(), file, prices=plan.prices, hosts=groups, notify=plan.notify)
 
 
 def requested_spec(options: BackendOptions) -> BackendSpec:
@@ -553,6 +571,8 @@ class StoredBackends:
     """Prices by the name of the model: those stored with the run, replaced by those of `files.backends`."""
     made_by_program: bool = False
     """A program made the run: its settings name no backends, and `files.backends` names all of them."""
+    notifies: bool = False
+    """Whether notices of the run go anywhere."""
 
     @classmethod
     def of(cls, run: RunRecord, files: FileOptions) -> StoredBackends:
@@ -606,6 +626,7 @@ class StoredBackends:
             files=files,
             replacements=replacements,
             prices=prices,
+            notifies=NOTIFY in settings,
         )
 
     def make_agents(self) -> dict[str, Backend]:
@@ -661,6 +682,7 @@ class StoredBackends:
             folders=folders,
             prices=self.prices,
             hosts=self.hosts(specs),
+            notify=self.notify() if self.notifies else (),
         )
 
     def needed(self, run: StoredRun, *, retry_failed: bool) -> tuple[BackendSet, list[str]]:
@@ -690,6 +712,16 @@ class StoredBackends:
             raise InvalidRequest(self._distrust_message(name, spec))
         self._require_trusted(name, [(self.folder / file).resolve() for file in _files_called(spec)])
         return spec
+
+    def notify(self) -> tuple[NotifyTarget, ...]:
+        """Return the targets of notices in the plan file as it is now; none if it cannot be read, or is not trusted."""
+        file, folders = self.plan, self.files.plans
+        if file is None or (folders is not None and why_untrusted(file, folders) is not None):
+            return ()
+        try:
+            return read_notify(read_plan_data(file).get(NOTIFY), file)
+        except InvalidRequest:
+            return ()
 
     def _plan_files(self) -> list[Path]:
         """Return the plan file, with those of the plans that it calls for a worker, who has to trust each."""

@@ -25,6 +25,7 @@ from plait.errors import PlaitError
 from plait.events import Event, Owner, RunTuned
 from plait.json_form import JsonValue, value
 from plait.program_log import Log, logger
+from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.run_tuning import Tuning
@@ -129,6 +130,8 @@ class LiveRun:
     """The money of the run; None without a limit."""
     tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
     """What a person has changed in the run."""
+    notify: Sequence[NotifyTarget | None] = ()
+    """Where the notices of the run go, as stored with it."""
 
     # Executed.
     scheduler: Scheduler = field(init=False)

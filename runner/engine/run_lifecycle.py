@@ -77,7 +77,12 @@ async def execute_run(run: LiveRun) -> RunResult | Diverged:
         raise RuntimeError("plait needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)") from None
     try:
         if (store := run.options.store) is not None:
-            return await _execute_stored(run, store)
+            if not run.notify:
+                return await _execute_stored(run, store)
+            from plait.runner.engine.notices import sending_notices  # noqa: PLC0415 - few runs need the HTTP client
+
+            async with sending_notices(run, store):
+                return await _execute_stored(run, store)
         run.sink = UnstoredSink(run.feed)
         run.sink.submit(run.first_events)
         return await _execute(run)

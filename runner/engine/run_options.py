@@ -37,6 +37,7 @@ from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.dag import DAG
+from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.engine.checkpointer import bounded
@@ -228,6 +229,7 @@ class RunOptions:
         prices: Mapping[str, Price] | None = None,
         budget: float | None = None,
         unpriced: bool = False,
+        notify: Iterable[NotifyTarget | Mapping[str, Any]] = (),
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -251,6 +253,7 @@ class RunOptions:
         self.prices: Mapping[str, Price] = dict(prices or {})
         self.budget = budget
         self.unpriced = unpriced
+        self.notify: Sequence[NotifyTarget] = tuple(map(NotifyTarget.of, notify))
         self.clock = clock or Clock()
         self.rng = rng or random.SystemRandom()
         """The source of retry delays: forked processes need different ones."""

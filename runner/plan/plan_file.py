@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from plait.backends.specs.backend_specs import BackendSpec
     from plait.backends.specs.host_specs import HostsPart
     from plait.json_form import JsonValue
+    from plait.runner.domain.notify_target import NotifyTarget
     from plait.runner.domain.policy import Policy
 
 
@@ -96,6 +97,8 @@ class Plan:
     """The prices of models, by name: `ParallelRunner(prices=plan.prices)`."""
     budget: float | None = None
     """What a run may spend, in US dollars: `ParallelRunner(budget=plan.budget)`."""
+    notify: Sequence[NotifyTarget] = ()
+    """Where notices go: `ParallelRunner(notify=plan.notify)`."""
     policy: Policy | None = None
     """The policy described by `orchestrate`, `workflow` or `follow_ups`; None without any."""
     hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, Any])
@@ -196,6 +199,7 @@ def _build(
     _check_backends(part, source)
     if not names_default:  # otherwise the specs stand for the runner's own backends
         _check_settings(part, source)
+    _check_notify(part, source)
     if with_functions:
         _look_up_functions(part, path if path.is_dir() else path.parent, source)
     values = input_values(part.inputs, supplied, source) if part.inputs or supplied.overrides else {}
@@ -216,6 +220,7 @@ def _build(
         path=path,
         prices=prices,
         budget=part.budget,
+        notify=tuple(one.target() for one in part.notify),
         policy=policy,
         hosts=part.hosts,
         lengths={
@@ -322,6 +327,12 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT
             source.complain(path, f"unknown backend {name!r}{hint}")
+
+
+def _check_notify(part: PlanPart, source: Source) -> None:
+    for index, one in enumerate(part.notify):
+        for key, message in one.target().mistakes():
+            source.complain(("notify", index, key), message)
 
 
 def _check_settings(part: PlanPart, source: Source) -> None:

@@ -34,6 +34,7 @@ from plait.backends.prices import Price
 from plait.backends.specs.backend_specs import BackendSpec, FunctionSpec
 from plait.backends.specs.host_specs import HostsPart
 from plait.errors import ErrorKind, nearest
+from plait.runner.domain.notify_target import NOTICE_WORDS, NoticeWord, NotifyTarget
 from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.policies.follow_ups import DEFAULT_CHAINS
 from plait.runner.policies.goal_policy import DEFAULT_LIMITS
@@ -685,6 +686,46 @@ class PricePart(_Part):
         return Price(**self.model_dump())
 
 
+def _one_way(schema: dict[str, Any]) -> None:
+    _allow_empty(schema)
+    schema["oneOf"] = [{"required": [key]} for key in ("url", "url_env", "run")]
+
+
+class NotifyPart(_Part):
+    """A target of notices: one of url, url_env and run."""
+
+    model_config = ConfigDict(json_schema_extra=_one_way)
+
+    url: str | None = None
+    """An address that is no secret, such as https://ntfy.sh/topic. The notice is posted there as JSON."""
+    url_env: str | None = None
+    """The name of an environment variable that holds the address, as for a webhook of Slack."""
+    run: list[str] = Field(default_factory=list[str])
+    """A command in place of an address: the program and its arguments. The notice is its standard input, as JSON."""
+    form: Literal["json", "slack"] = "json"
+    """slack: post {"text": ...} alone, as webhooks of Slack, Mattermost and others take it."""
+    headers_env: dict[str, str] = Field(default_factory=dict[str, str])
+    """Further headers of the request by name, each with the name of an environment variable that holds its value."""
+    pass_env: list[str] = Field(default_factory=list[str])
+    """Names of further environment variables for the command."""
+    on: list[NoticeWord] = Field(default_factory=lambda: list(NOTICE_WORDS), min_length=1)
+    """What is told. question: a task asks a person. budget: a task asks for a higher budget. parked: all that is left
+    waits for a time. failed, done: the end of the run. Default: all.
+    """
+
+    def target(self) -> NotifyTarget:
+        """Return the target, which may have mistakes."""
+        return NotifyTarget(
+            self.url,
+            self.url_env,
+            tuple(self.run),
+            form=self.form,
+            headers_env=self.headers_env,
+            pass_env=tuple(self.pass_env),
+            on=tuple(self.on),
+        )
+
+
 GIVEN_BY = ("tasks", "orchestrate", "workflow")
 """The keys of a plan that give the tasks of its run. A plan has one of them."""
 
@@ -721,6 +762,8 @@ class PlanPart(_GuessedPart):
     """What the run may spend over all its attempts and resumes, in US dollars. A call that might cost more than what is
     left is not made: the task asks for a higher budget. Of a called plan, only the budget of the calling one counts.
     """
+    notify: list[NotifyPart] = Field(default_factory=list[NotifyPart])
+    """Where a run tells people of its questions and its end. Of a called plan, it does not count."""
     growth: GrowthPart | None = None
     """Limits on the tasks added by tasks."""
     tasks: list[TaskPart] = Field(default_factory=list[TaskPart], json_schema_extra={"minItems": 1})

@@ -32,6 +32,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
+from plait.runner.domain.notify_target import stored_targets
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult, html_table
 from plait.runner.domain.run_tuning import Tuning
@@ -353,7 +354,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     is_unchanged = not new_events
     state.mark_repeats(position for position, step in enumerate(steps) if step.repeats)
     names = backend_names(state.dag, options, state.statuses)
-    live.policy = policy
+    live.policy, live.notify = policy, stored_targets(read_settings(record))
     unfinished = [position for position, status in enumerate(state.statuses) if status not in TASK_DONE]
     await live.take_budget(budget, [state.dag.tasks[i] for i in unfinished], [names[i] for i in unfinished])
     if policy is not None:

@@ -235,6 +235,7 @@ PLAN_PARTS = {
     "keys of a group of hosts on a Dask cluster": "DaskHostsPart",
     "keys of a host": "HostPart",
     "keys of a price": "PricePart",
+    "keys of a target of notices": "NotifyPart",
 }
 """The definition of the schema behind each part; empty for the schema itself."""
 

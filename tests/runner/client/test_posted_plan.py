@@ -65,6 +65,7 @@ def test_a_posted_plan_is_a_plan() -> None:
         ({"tasks": [{"id": "a", "prompt": "a", "backend": "ww"}]}, {}, "unknown backend 'ww'; did you mean 'w'?"),
         ({"tasks": [{"id": "a", "prompt": "{% include '/etc/passwd' %}"}]}, {}, "tasks[0].prompt"),
         ({"tasks": []}, {}, "task"),
+        ({"notify": [{"url": "http://10.0.0.1/"}]}, {}, "notify: where the notices of the server's runs go is set at"),
         ({"inputs": [1]}, {}, "inputs"),
         ({"name": "\ud800"}, {}, "U+D800"),
         ({}, {"who": float("nan")}, "the plan holds a value that JSON does not have"),

@@ -16,6 +16,30 @@ SCHEMA = (
 )
 TO = "{$ref: '#/$defs/d"
 CASES = {
+    "a misspelt key of a target of notices": (
+        "notify:\n- url_en: HOOK\n" + tasks("{id: a, prompt: x}"),
+        2,
+        "notify[0].url_en",
+        "did you mean 'url_env'?",
+    ),
+    "a notice of something else": (
+        "notify:\n- url_env: HOOK\n  on: [faild]\n" + tasks("{id: a, prompt: x}"),
+        3,
+        "notify[0].on[0]",
+        "must be one of question, budget, parked, failed, done, not 'faild'; did you mean 'failed'?",
+    ),
+    "a target in two ways": (
+        "notify:\n- url_env: HOOK\n  run: [tell]\n" + tasks("{id: a, prompt: x}"),
+        3,
+        "notify[0].run",
+        "a target has one of url, url_env and run, and this one has url_env and run",
+    ),
+    "a secret in the place of its variable": (
+        "notify:\n- url: https://hooks.slack.com/services/T/B/x\n" + tasks("{id: a, prompt: x}"),
+        2,
+        "notify[0].url",
+        "a webhook of Slack is a secret; put it into an environment variable, and name that in url_env",
+    ),
     "unknown key": (tasks("{id: a, prompt: x, wieght: 2}"), 2, "tasks[0].wieght", "did you mean 'weight'?"),
     "unknown key without a like": (
         tasks("{id: a, prompt: x, xyzzy: b}"),

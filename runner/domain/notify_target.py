@@ -1,0 +1,163 @@
+"""Where notices of a run go: a URL, or a command. Pure.
+
+A secret is named, never held: the URL of a Slack webhook is one, and so is what a header sends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+from plait.errors import nearest
+from plait.json_form import JsonValue, as_json, from_json, value
+
+NOTIFY: Final = "notify"
+"""The key of the targets in a plan and in the settings of a run."""
+NoticeWord = Literal["question", "budget", "parked", "failed", "done"]
+NOTICE_WORDS: Final[tuple[NoticeWord, ...]] = ("question", "budget", "parked", "failed", "done")
+"""What a notice can tell: a task asks a person; a task asks for a higher budget; all tasks of the run wait for a time;
+the run has failed; the run is completed.
+"""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_SLACK = "hooks.slack.com"
+
+
+@value
+class NotifyTarget:
+    """A target of notices. It has one of `url`, `url_env` and `run`."""
+
+    url: str | None = None
+    """An address that is no secret. The notice is posted there as JSON."""
+    url_env: str | None = None
+    """The environment variable that holds the address."""
+    run: tuple[str, ...] = ()
+    """A program and its arguments. The notice is its standard input, as JSON."""
+    form: Literal["json", "slack"] = "json"
+    """slack: post `{"text": ...}` alone, as webhooks of Slack, Mattermost and others take it."""
+    headers_env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """For each further header of the request, the environment variable that holds its value."""
+    pass_env: tuple[str, ...] = ()
+    """Further environment variables for the program."""
+    on: tuple[NoticeWord, ...] = NOTICE_WORDS
+    """What is told."""
+
+    @classmethod
+    def of(cls, given: NotifyTarget | Mapping[str, Any]) -> NotifyTarget:
+        """Return the target with the keys of a plan. Raises ValueError for a target that cannot be used."""
+        if isinstance(given, NotifyTarget):
+            target = given
+        else:
+            form = {name: list(one) if isinstance(one, tuple) else one for name, one in given.items()}
+            if unknown := next((name for name in form if name not in cls.__dataclass_fields__), None):
+                keys = [*cls.__dataclass_fields__]
+                hint = nearest(unknown, keys) or f"; there are {', '.join(keys)}"
+                raise ValueError(f"notify has no key {unknown!r}{hint}")
+            for word in form.get("on", ()):
+                if word not in NOTICE_WORDS:
+                    known = ", ".join(NOTICE_WORDS)
+                    raise ValueError(f"notify tells {known}, not {word!r}{nearest(str(word), NOTICE_WORDS)}")
+            target = from_json(cls, form)
+        for _, why in target.mistakes():
+            raise ValueError(why)
+        return target
+
+    def mistakes(self) -> Iterable[tuple[str, str]]:
+        """Yield each reason why the target cannot be used, with the key."""
+        ways = [name for name in ("url", "url_env", "run") if getattr(self, name)]
+        if len(ways) != 1:
+            have = f"this one has {' and '.join(ways)}" if ways else "this one has none of them"
+            yield (ways or ["url_env"])[-1], f"a target has one of url, url_env and run, and {have}"
+        if self.url is not None and (why := why_no_address(self.url)):
+            yield "url", why
+        if self.url is not None and (urlsplit(self.url).hostname or "") == _SLACK:
+            yield "url", "a webhook of Slack is a secret; put it into an environment variable, and name that in url_env"
+        if self.run and (self.headers_env or self.form != "json"):
+            yield "run", "headers_env and form are for a URL; leave them out"
+        if self.run and "/" in self.run[0] and not self.run[0].startswith("/"):
+            yield "run", "the program has to be one of the PATH, or an absolute path"
+        if self.pass_env and not self.run:
+            yield "pass_env", "pass_env is for a command; leave it out"
+        if not self.on:
+            yield "on", f"name what is told: {', '.join(NOTICE_WORDS)}"
+        for name in self.headers_env:
+            if not _HEADER.fullmatch(name):
+                yield "headers_env", f"{name[:60]!r} is no name of a header"
+        variables = [("headers_env", one) for one in self.headers_env.values()]
+        variables += [("pass_env", one) for one in self.pass_env]
+        variables += [] if self.url_env is None else [("url_env", self.url_env)]
+        for key, variable in variables:
+            if not _VARIABLE.fullmatch(variable):
+                # What does not look like a name may be the secret itself.
+                yield key, f"{key} holds names of environment variables, never their values"
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether any process may use the target as it is stored: it runs no program, sends no variable of the
+        environment, and only the environment says where it goes.
+        """
+        return self.url_env is not None and not self.headers_env and not self.run
+
+    def __str__(self) -> str:
+        if self.run:
+            return self.run[0]
+        return f"${self.url_env}" if self.url is None else urlsplit(self.url).hostname or "url"
+
+    def missing_variables(self, environment: Mapping[str, str]) -> Sequence[str]:
+        """Return the variables of the request that `environment` lacks."""
+        named = [*self.headers_env.values(), *([] if self.url_env is None else [self.url_env])]
+        return [name for name in named if not environment.get(name, "").strip()]
+
+
+def why_no_address(url: str) -> str | None:
+    """Return why notices cannot be posted to `url`, without repeating it; None if they can."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port == 0:
+            return "the address has to be like https://host/path"
+    except ValueError:
+        return "the address has to be like https://host/path"
+    if "@" in parts.netloc:
+        return "the address must not hold a user or password; put a header's value into a variable (headers_env)"
+    return None
+
+
+def notify_setting(targets: Sequence[NotifyTarget]) -> dict[str, JsonValue]:
+    """Return the targets as they are stored with a run; nothing without any."""
+    return {NOTIFY: [as_json(one) for one in targets]} if targets else {}
+
+
+def stored_targets(settings: Mapping[str, Any]) -> tuple[NotifyTarget | None, ...]:
+    """Return the targets in the settings of a run, None in place of each that this version of plait cannot read."""
+    found: list[NotifyTarget | None] = []
+    for form in settings.get(NOTIFY) or ():
+        try:
+            found.append(NotifyTarget.of(form))
+        except (ValueError, AttributeError):
+            found.append(None)
+    return tuple(found)
+
+
+def usable_targets(
+    stored: Sequence[NotifyTarget | None], trusted: Collection[NotifyTarget], environment: Mapping[str, str]
+) -> tuple[list[NotifyTarget | None], list[tuple[NotifyTarget | None, str]]]:
+    """Return the stored targets, None in place of each that this process may not or cannot use, and these with the
+    reason. `trusted` come from a program or from a plan file, and not from the store alone.
+    """
+    found: list[NotifyTarget | None] = []
+    refused: list[tuple[NotifyTarget | None, str]] = []
+    for target in stored:
+        why = None
+        if target is None:
+            why = "this version of plait cannot read the target"
+        elif not target.is_harmless and target not in trusted:
+            why = "the plan file has no such target now, and the store alone is not trusted"
+        elif missing := target.missing_variables(environment):
+            why = f"no value in {', '.join(missing)}"
+        found.append(target if why is None else None)
+        if why is not None:
+            refused.append((target, why))
+    return found, refused
