@@ -40,8 +40,9 @@ class RunStore(Protocol):
 
     async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
         """Return runs that are queued, running or cancelling, and have no owner or an owner whose lease has expired,
-        and runs that wait for a person and are due (`RunReleased.due_at`): the first created, at most `limit`; none if
-        `limit` is 0 or less. `settings` is empty, and no run is damaged.
+        and runs that wait for a person, those without an owner only if they are due (`RunReleased.due_at`, which a run
+        that waits for a person has to have): the first created, at most `limit`; none if `limit` is 0 or less.
+        `settings` is empty, and no run is damaged.
 
         Leases are judged as in `RunRecord.lease_has_expired`: on a server, a lease has expired if the owner has written
         nothing for the length of the lease.

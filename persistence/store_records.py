@@ -69,7 +69,7 @@ class RunRecord:
     """The number of the last applied change."""
     owner: Owner | None = None
     lease_expires_at: float | None = None
-    """Unix time in seconds by the clock of the owner; without an owner, the `due_at` of the last RunReleased."""
+    """Unix time in seconds by the clock of the owner; without an owner, the `due_at` of the last release."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
     """The number of tasks by status, without the statuses of no task."""
     usage: Usage = NO_USAGE

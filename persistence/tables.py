@@ -22,7 +22,8 @@ Reading: TypeAlias = Generator[tuple[str, tuple[Any, ...]], Iterable[Row], T]
 
 FORMAT: Final = 202
 """The one format that this plait reads and writes. Lower numbers were used in development."""
-RUN_STATUSES: Final = tuple(status.value for status in RunStatus if status is not RunStatus.INTERRUPTED)
+_SHOWN_ONLY = {RunStatus.INTERRUPTED, RunStatus.PARKED}
+RUN_STATUSES: Final = tuple(status.value for status in RunStatus if status not in _SHOWN_ONLY)
 
 _ENDS: Final = tuple(status.value for status in AttemptStatus if status is not AttemptStatus.RUNNING)
 
@@ -330,8 +331,8 @@ GET_SETTINGS: Final = """SELECT r.settings_checksum, r.settings_sha256, r.settin
 FROM runs AS r LEFT JOIN texts AS x ON x.sha256 = r.settings_sha256 WHERE run_id = ?"""
 LIST_RUNS: Final = f"SELECT {_HEAD} FROM runs ORDER BY created_at DESC, number DESC LIMIT ?"
 LIST_CLAIMABLE: Final = f"""SELECT {_HEAD} FROM runs
-WHERE (status IN ('queued', 'running', 'cancelling') AND (owner_id IS NULL OR {{expired}}))
-    OR (status = 'waiting_input' AND CASE WHEN owner_id IS NULL THEN lease_expires_at < {{now}} ELSE {{expired}} END)
+WHERE status IN ('queued', 'running', 'cancelling', 'waiting_input') AND CASE WHEN owner_id IS NOT NULL THEN {{expired}}
+    WHEN status = 'waiting_input' THEN lease_expires_at < {{now}} ELSE coalesce(lease_expires_at, 0) < {{now}} END
 ORDER BY created_at, number LIMIT ?"""
 LIST_RUN_IDS: Final = "SELECT run_id FROM runs ORDER BY number"
 COUNT_TASKS: Final = """SELECT run_id, status, count(*) FROM tasks WHERE run_id {among}

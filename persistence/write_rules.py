@@ -97,7 +97,7 @@ def advance_head(head: RunRecord, change: Event, seq: int) -> RunRecord:
                 raise Conflict(f"run {head.run_id!r}: RunCreated can only be change 1, not change {seq}")
             return head
         case events.RunReleased() | events.RunEnded():
-            if change.kind in RUN_TRANSITIONS:  # RunInterrupted leaves the status
+            if change.kind in RUN_TRANSITIONS:  # RunInterrupted and RunParked leave the status
                 head = _with_status(head, change)
             return replace(head, owner=None, lease_expires_at=getattr(change, "due_at", None))
         case _:

@@ -75,6 +75,9 @@ class ParallelRunner:
     - `notify`: where a run tells people of its questions and its end, each as under `notify` of a plan, such as
       `{"url_env": "SLACK_WEBHOOK", "form": "slack", "on": ["question", "failed"]}`. It is stored with a new run. Who
       resumes the run gives it again, unless it is a `url_env` alone.
+    - `park`: whether a run ends as `parked` once everything that is left waits for a time that is more than a minute
+      away, such as the end of a provider's limit. `Runs.wake`, `plait wake` and the workers of the store continue it
+      then, and also if its process dies.
     - `clock`, `rng`: the sources of time and of random retry delays.
     """
 

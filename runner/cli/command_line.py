@@ -29,6 +29,7 @@ STORE = 3
 WAITING = 4
 TAKEN_OVER = 5
 CANCELLED = 6
+PARKED = 7
 ABORTED = 130
 
 EXIT_CODES: Mapping[int, str] = {
@@ -43,6 +44,7 @@ EXIT_CODES: Mapping[int, str] = {
     TAKEN_OVER: "another process took the run over while this process slept",
     CANCELLED: "the run was cancelled, or interrupted by Ctrl-C, SIGTERM or SIGHUP (a closed terminal; ignored under "
     "`nohup`): `plait resume` continues",
+    PARKED: "parked: everything waits for a time, such as the end of a provider's limit; `plait wake` continues then",
     ABORTED: "ended at once by a second Ctrl-C; 143 by a second SIGTERM",
 }
 """The meaning of each exit code, for the help of the command and for the reference of the site."""
@@ -70,7 +72,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Share": {
         "serve": "Serve runs over HTTP to programs on this machine.",
         "mcp": "Offer plans to an agent as tools (MCP).",
-        "worker": "Execute the runs that no process executes.",
+        "worker": "Execute the runs that no process executes; `wake` those that are due.",
     },
     "Keep": {
         "export": "Write the results of a run to a .csv or .jsonl file.",
@@ -82,7 +84,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 long as printing the help.
 """
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
-BESIDE = {"try": "fork", "tune": "pause", "retry": "pause"}
+BESIDE = {"try": "fork", "tune": "pause", "retry": "pause", "wake": "worker"}
 """The subcommands that stand in the module, and in the line of the help, of another one."""
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""

@@ -185,6 +185,13 @@ def budget_options(function: F) -> F:
     )(function)
 
 
+park_option = click.option(
+    "--park",
+    is_flag=True,
+    help="End once everything waits for a time more than a minute away, such as the end of a provider's limit; `plait "
+    "wake` continues the run then.",
+)
+
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
 
 strict_option = click.option(
@@ -361,6 +368,8 @@ class OutputOptions:
     """What the run may spend, in US dollars; None for the limit that the run or the plan has."""
     unpriced: bool = False
     """Make calls of an unknown worst case within a budget."""
+    park: bool = False
+    """End once everything waits for a time."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> OutputOptions:
@@ -375,4 +384,5 @@ class OutputOptions:
             strict=options.get("strict", False),
             budget=options.get("budget"),
             unpriced=options.get("unpriced", False),
+            park=options.get("park", False),
         )

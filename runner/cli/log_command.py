@@ -221,15 +221,15 @@ def _is_active(run: RunRecord, run_log: RunLog) -> bool:
     status = shown_status(run)
     if status is RunStatus.INTERRUPTED:
         return run_log.is_at_work
-    return status not in RUN_DONE and status is not RunStatus.WAITING_INPUT
+    return status not in RUN_DONE | {RunStatus.WAITING_INPUT, RunStatus.PARKED}
 
 
 def _print_end(run: RunRecord, path: StorePlace) -> int:
     status = shown_status(run)
-    if status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
+    further = {RunStatus.INTERRUPTED: "resume", RunStatus.WAITING_INPUT: "answer", RunStatus.PARKED: "wake"}.get(status)
+    if further is not None:
         print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and no process works on it")
-        what = "resume" if status is RunStatus.INTERRUPTED else "answer"
-        print_next(path, what, run.run_id)
+        print_next(path, further, *([] if further == "wake" else [run.run_id]))
     return STATUS_CODES.get(status, CANCELLED)
 
 

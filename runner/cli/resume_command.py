@@ -20,6 +20,7 @@ from plait.runner.cli.command_options import (
     concurrency_option,
     hosts_option,
     output_options,
+    park_option,
     plan_option,
     print_next,
     store_option,
@@ -63,6 +64,7 @@ from plait.statuses import RunStatus
 @hosts_option
 @concurrency_option("as stored with the run")
 @budget_options
+@park_option
 @store_option
 @strict_option
 @output_options
@@ -77,7 +79,13 @@ async def resume_command(run: str | None, retry_failed: bool, **options: Any) ->
     async with open_store(options["store_path"], "read" if is_preview else "existing") as store:
         money = {"budget": output.budget, "unpriced": output.unpriced}
         trusted = TrustedBackends(
-            store, files, note=print_note, concurrency=output.concurrency, strict=output.strict, **money
+            store,
+            files,
+            note=print_note,
+            concurrency=output.concurrency,
+            strict=output.strict,
+            park=output.park,
+            **money,
         )
         runs = trusted.runs()
         record = await (

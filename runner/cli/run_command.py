@@ -23,6 +23,7 @@ from plait.runner.cli.command_options import (
     concurrency_option,
     hosts_option,
     output_options,
+    park_option,
     read_plan,
     set_option,
     store_option,
@@ -98,6 +99,7 @@ from plait.safe_text import is_utf8
     metavar="N",
     help="A pilot: go over the first N rows of each list only. --like takes the answers over into the whole run.",
 )
+@park_option
 @click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it.")
 @click.option(
     "--key", metavar="TEXT", help="With --queue: store one run only, however often the same plan is stored with TEXT."
@@ -115,6 +117,10 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     Ctrl-C stops the run, and `plait resume` continues the run later; a second Ctrl-C exits at once.
     """
     apply_log_options(options["log_style"], options["log_level"])
+    if options["park"] and (options["no_store"] or options["queue"]):
+        raise InvalidRequest(
+            "--park leaves a stored run until a time; leave --no-store out, and --queue, whose workers park runs anyway"
+        )
     if options["strict"] and options["no_store"]:
         raise InvalidRequest(
             "--strict ends the run if the store fails, and --no-store uses none; leave one of them out"
@@ -228,7 +234,13 @@ async def _run_plan(
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with (
         backend_set.options_for(
-            plan.dag, plan.policy, store, concurrency=concurrency, strict=options.strict, **_money(plan, options)
+            plan.dag,
+            plan.policy,
+            store,
+            concurrency=concurrency,
+            strict=options.strict,
+            park=options.park,
+            **_money(plan, options),
         ) as config,
         store or nullcontext(),
     ):

@@ -16,7 +16,7 @@ from plait.clock_and_ids import parse_time
 from plait.json_form import JsonValue, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, STORE, WAITING
+from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, PARKED, STORE, WAITING
 from plait.runner.cli.command_options import command_line
 from plait.runner.cli.run_progress import Progress
 from plait.runner.cli.terminal_output import (
@@ -31,6 +31,7 @@ from plait.runner.cli.terminal_output import (
 )
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
+from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.engine.lease import Liveness, liveness
 from plait.runner.engine.run_options import LEASE_SECONDS, StorePlace
 from plait.runner.policies.goal_policy import Loop, Stop
@@ -56,6 +57,7 @@ STATUS_CODES = {
     RunStatus.COMPLETED: COMPLETED,
     RunStatus.FAILED: FAILED,
     RunStatus.WAITING_INPUT: WAITING,
+    RunStatus.PARKED: PARKED,
 }
 
 
@@ -96,6 +98,7 @@ def print_result_json(result: RunResult, progress: Progress, store: StorePlace |
             "run_id": result.run_id,
             "status": result.status.value,
             "error": result.error,
+            "due_at": result.due_at,
             "reused": result.reused,
             "ran": len(progress.started),
             "adopted": result.resume_summary.adopted if result.resume_summary else 0,
@@ -150,7 +153,8 @@ def print_summary(
     parts = token_parts(result.usage)
     problems = (*_failures(result), *([f"  tokens    {parts}"] if parts else []), *_unknown_costs(result, progress))
     left = [unreached_line(host, tasks) for host, tasks in (progress.left or {}).items()]
-    for line in (*_goal(progress.policy_state), *problems, *questions, *left, *store_failures(result)):
+    parked = [f"  parked    {_goes_on(result)}"] if result.status is RunStatus.PARKED else []
+    for line in (*_goal(progress.policy_state), *problems, *questions, *parked, *left, *store_failures(result)):
         print_note(line)
     if store is not None:
         for what, line in _next_commands(progress.dag, result, store):
@@ -164,11 +168,21 @@ def unreached_line(host: str, tasks: Sequence[str]) -> str:
 
 def print_failure(result: RunResult, store: StorePlace | None) -> None:
     """Print the one line with which a quiet run reports its end, with the command by which a run in `store` goes on."""
-    said = f"plait: run {result.run_id} is {result.status.value}" + (f": {result.error}" if result.error else "")
+    why = _goes_on(result) if result.status is RunStatus.PARKED else result.error
+    said = f"plait: run {result.run_id} is {result.status.value}" + (f": {why}" if why else "")
     further = {RunStatus.WAITING_INPUT: "answer", RunStatus.INTERRUPTED: "resume"}.get(result.status)
-    if store is not None and further is not None:
+    if store is not None and result.status is RunStatus.PARKED:
+        said += f"; next: {command_line(store, 'wake')}"
+    elif store is not None and further is not None:
         said += f"; next: {command_line(store, further, result.run_id)}"
     print_note(said)
+
+
+def _goes_on(result: RunResult) -> str:
+    """Return until when a parked run waits, in words."""
+    now = time.time()
+    due = now if result.due_at is None else parse_time(result.due_at)
+    return f"everything waits until {clock_time(due, now)}, in {age(max(0.0, due - now))}"
 
 
 def _summary_parts(result: RunResult) -> Iterator[str]:
@@ -245,7 +259,9 @@ def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[t
     yield "show", command_line(store, "show", run_id)
     if result.waiting:
         yield "questions", command_line(store, "answer", run_id)
-    if result.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
+    if result.status is RunStatus.PARKED:
+        yield "wake", f"{command_line(store, 'wake')} continues it then; --install says how to let a timer call it"
+    elif result.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}:
         yield "resume", command_line(store, "resume", run_id)
     elif result.failed:
         yield "resume", command_line(store, "resume", run_id, "--retry-failed")

@@ -28,6 +28,7 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.terminal_output import as_line, print_line, print_note
+from plait.runner.cli.worker_command import print_woken
 from plait.runner.client.run_backends import (
     BackendOptions,
     BackendSet,
@@ -137,7 +138,8 @@ async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
                 print_note(f"  {'token':<9} {access.token_path}")
                 server = ApiServer(served, listening, access.token, access.sign_in, options["host"])
                 take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
-                await serve_until_signal(server, runs, take_up)
+                wakes = None if options["queues"] else partial(runs.keep_waking, print_woken, posted=True)
+                await serve_until_signal(server, runs, take_up, wakes)
             return CANCELLED if runs.driven else COMPLETED
 
 
@@ -155,17 +157,17 @@ def _make_runs(backend_set: BackendSet, made: Mapping[str, Backend], store: Stor
 
 
 async def serve_until_signal(
-    server: ApiServer, runs: Runs, at_start: Callable[[], Coroutine[Any, Any, None]] | None = None
+    server: ApiServer, runs: Runs, *at_start: Callable[[], Coroutine[Any, Any, None]] | None
 ) -> None:
-    """Serve until the first signal. `at_start` is called once signals are handled."""
+    """Serve until the first signal. `at_start` are called once signals are handled."""
 
     def note(text: str) -> None:
         print_note(text if runs.driven else "stopping")
 
     async with anyio.create_task_group() as beside:
         await beside.start(stop_on_signal, server.stop, note)
-        if at_start is not None:
-            beside.start_soon(at_start)
+        for start in filter(None, at_start):
+            beside.start_soon(start)
         if runs.options.store is not None:
             beside.start_soon(UnsentNotices(runs.options.store).send_for_ever)
         await server.serve()

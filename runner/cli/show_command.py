@@ -141,10 +141,13 @@ async def _show_run(
         next_commands.append("answer")
     if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
         next_commands.append("resume")
+    if shown_status(run) is RunStatus.PARKED:
+        next_commands.append("wake")
     if next_commands:
         print_line("")
     for name in next_commands:
-        print_line(f"{name:<9} {command_line(path, name, run.run_id)}")
+        words = [name] if name == "wake" else [name, run.run_id]
+        print_line(f"{name:<9} {command_line(path, *words)}")
 
 
 def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, folded: bool) -> None:
@@ -212,7 +215,7 @@ def _print_run(
     print_field("name", run.name)
     shown = run_view(run)
     print_line(f"{'status':<9} {coloured(shown.status_text, status)}, {_describe_progress(run)}")
-    print_field("reason", shown.reason if status is RunStatus.INTERRUPTED else None)
+    print_field("reason", shown.reason if status in {RunStatus.INTERRUPTED, RunStatus.PARKED} else None)
     print_field("error", run.error)
     if (loop := shown.loop) is not None:
         print_field("goal", loop.description)

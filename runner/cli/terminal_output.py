@@ -113,6 +113,7 @@ COLOURS: Mapping[str, str] = {
     TaskStatus.FAILED: "red",
     TaskStatus.SKIPPED: "yellow",
     RunStatus.INTERRUPTED: "yellow",
+    RunStatus.PARKED: "blue",
     RunStatus.CANCELLED: "yellow",
 }
 

@@ -20,6 +20,7 @@ from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import async_command, json_option, log_options, store_option
 from plait.runner.cli.serve_command import DEFAULT_PORT, SERVER, serve_until_signal
 from plait.runner.cli.terminal_output import print_line, print_note
+from plait.runner.cli.worker_command import print_woken
 from plait.runner.client.run_backends import TrustedBackends
 from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
 from plait.runner.serving.server_token import (
@@ -113,7 +114,8 @@ async def _serve(listening: socket.socket, store: AnyStore, host: str, place: St
                 )
             print_note("the page, until Ctrl-C:")
             facts = {"url": url, "page": address, "token_file": str(access.token_path)}
-            await serve_until_signal(server, runs, partial(announce, facts))
+            wakes = partial(runs.keep_waking, print_woken)
+            await serve_until_signal(server, runs, partial(announce, facts), wakes)
         return CANCELLED if runs.driven else COMPLETED
 
 

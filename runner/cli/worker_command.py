@@ -1,7 +1,10 @@
-"""`plait worker`: execute the queued runs of a store, beside other workers."""
+"""`plait worker`: execute the queued runs of a store, beside other workers. `plait wake`: continue the due."""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,24 +13,28 @@ import anyio
 import click
 
 from plait import events
-from plait.errors import StoreError
+from plait.errors import PlaitError, StoreError
+from plait.runner.cli.command_line import CANCELLED, COMPLETED
 from plait.runner.cli.command_options import (
     async_command,
     backends_option,
     hosts_option,
+    json_option,
     log_options,
     store_option,
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.follow_run import PlainDisplay
-from plait.runner.cli.run_report import store_failures
-from plait.runner.cli.terminal_output import as_line, print_note
-from plait.runner.client.run_backends import FileOptions
+from plait.runner.cli.run_report import print_json, store_failures
+from plait.runner.cli.terminal_output import as_line, command, print_line, print_note, visible
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.run_worker import Worker, WorkerOptions
 from plait.runner.client.unsent_notices import UnsentNotices
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
 from plait.runner.views.event_sentences import counted, seconds
+from plait.statuses import RunStatus
 
 
 @async_command("worker")
@@ -75,6 +82,111 @@ async def work(place: StorePlace, options: WorkerOptions) -> None:
             beside.start_soon(UnsentNotices(store, options.files).send_for_ever)
             await worker.work()
             beside.cancel_scope.cancel()
+
+
+@async_command("wake")
+@click.option(
+    "--install",
+    is_flag=True,
+    help="Only print a systemd timer with its service, and a line for cron, to copy: each calls `plait wake` every "
+    "five minutes.",
+)
+@store_option
+@json_option
+@log_options
+async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_options: Any) -> int:
+    """Continue the runs that park and are due, until each ends or is parked again; for cron or a timer.
+
+    Runs that were begun with --park, or parked once, go on by themselves: at their time, once a person has answered,
+    and after their process has died. A run that a person has stopped stays stopped. Prints which runs go on, and which
+    are not due yet. Ctrl-C or SIGTERM leaves the runs to the next call.
+    """
+    if install:
+        print_line(timer_text(store_path))
+        return COMPLETED
+    woken: dict[str, PlaitError | None] = {}
+
+    def told(run_id: str, error: PlaitError | None) -> None:
+        woken[run_id] = error
+        print_woken(run_id, error)
+
+    failure: PlaitError | None = None
+    async with open_store(store_path, "existing") as store:
+        runs = TrustedBackends(store, note=print_note).runs()
+        waiting = anyio.CancelScope()
+        async with anyio.create_task_group() as beside:
+            await beside.start(stop_on_signal, waiting.cancel, print_note)
+            try:
+                async with runs:
+                    with waiting:
+                        await runs.wake(told)
+                        await runs.driven_to_end()
+            except PlaitError as error:
+                failure = error
+            beside.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        ended = [await runs.get(run_id, tasks=False) for run_id in woken]
+        parked = await runs.list(MOST_RUNS_SEARCHED, statuses=[RunStatus.PARKED])
+    if as_json:
+        reasons = {run_id: str(error) for run_id, error in woken.items() if error is not None}
+        gone_on = [{"run_id": one.run_id, "status": one.status, "error": reasons.get(one.run_id)} for one in ended]
+        print_json({"woken": gone_on, "parked": [{"run_id": one.run_id, "due_at": one.due_at} for one in parked]})
+    else:
+        lines = [f"run {as_line(one.run_id)} is {one.status_text}" for one in ended if woken[one.run_id] is None]
+        lines += [f"run {as_line(one.run_id)} is {one.status_text}" for one in parked if one.run_id not in woken]
+        for line in lines or ([] if woken else ["no run is due, and none is parked"]):
+            print_line(line)
+    return CANCELLED if waiting.cancel_called else COMPLETED
+
+
+def print_woken(run_id: str, error: PlaitError | None) -> None:
+    """Say that a parked run goes on, or what keeps it from it."""
+    why = None if error is None else as_line(str(error), 300)
+    print_note(f"run {as_line(run_id)} goes on" if why is None else f"run {as_line(run_id)} is left parked: {why}")
+
+
+def timer_text(place: StorePlace) -> str:
+    """Return the unit files of a timer that wakes the runs of the store, and a line for cron."""
+    program = str(Path(shutil.which(sys.argv[0]) or sys.argv[0]).absolute())
+    words = [program, "wake", "--store", str(place.absolute() if isinstance(place, Path) else place)]
+    name = f"plait-wake-{hashlib.sha256(words[-1].encode()).hexdigest()[:6]}"
+    cron = command(*words).replace("%", r"\%")
+    return _TIMER.format(name=name, unit=" ".join(map(_unit_word, words)), cron=cron)
+
+
+def _unit_word(word: str) -> str:
+    """Return the word as a command line of systemd writes it."""
+    escaped = visible(word).replace("\\", r"\\").replace('"', r"\"").replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+_TIMER = """\
+# ~/.config/systemd/user/{name}.service
+[Unit]
+Description=Continue the plait runs that are due
+
+[Service]
+Type=oneshot
+ExecStart={unit}
+# The keys of the backends, NAME=VALUE in each line, in a file for your eyes only:
+#EnvironmentFile=%h/.config/plait/keys
+
+# ~/.config/systemd/user/{name}.timer
+[Unit]
+Description=Continue the plait runs that are due, every five minutes
+
+[Timer]
+OnCalendar=*:0/5
+Persistent=true
+
+[Install]
+WantedBy=timers.target
+
+# systemctl --user daemon-reload && systemctl --user enable --now {name}.timer
+
+# Or a line for `crontab -e`, below lines NAME=VALUE with the keys of the backends:
+*/5 * * * * {cron}"""
 
 
 class _WorkerLines:

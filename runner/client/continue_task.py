@@ -25,7 +25,7 @@ from plait.runner.engine.attempt import Pricing
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.event_feed import Feed
-from plait.runner.engine.lease import acquire, renew, unregister, wait_for_expiry
+from plait.runner.engine.lease import acquire, due_at, renew, unregister, wait_for_expiry
 from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
 from plait.runner.engine.run_options import RunOptions, require_backends
 from plait.runner.state.attempt_files import attempt_files, files_root, kill_orphans, under_way
@@ -94,7 +94,7 @@ async def continue_task(config: RunOptions, run: StoredRun, task_id: str, messag
                 turns = _message_events(iso(config.clock.wall()), task, request, message, reply)
         finally:
             unregister(owner)
-            checkpointer.submit([*turns, RunReleased(iso(config.clock.wall()), run.record.lease_expires_at)])
+            checkpointer.submit([*turns, RunReleased(iso(config.clock.wall()), due_at(run.record))])
             checkpointer.close()
     if failure is not None:
         raise failure

@@ -47,7 +47,7 @@ from plait.runner.reuse.earlier_answers import (
 )
 from plait.runner.state.budget import BUDGET, budget_setting, new_budget
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import SETTINGS_FORMAT, read_settings
+from plait.runner.state.stored_run import PARK, SETTINGS_FORMAT, read_settings
 from plait.safe_text import clean_text
 
 if TYPE_CHECKING:
@@ -68,13 +68,14 @@ RESERVED_SETTINGS = (
     "inputs",
     "key",
     NOTIFY,
+    PARK,
     "policy",
     "reuse",
     "slots",
     "ticket",
 )
 """Keys of the stored settings reserved by plait."""
-_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", "plan_sha256", "slots", "ticket"})
+_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", PARK, "plan_sha256", "slots", "ticket"})
 """Keys of the stored settings that are no part of the digest."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -90,9 +91,12 @@ def checked_run_id(run_id: str | None) -> str | None:
 
 
 def slot_settings(config: RunOptions) -> dict[str, JsonInput]:
-    """Return the settings that say how many tasks of a run may run at once, for display by other processes."""
+    """Return the settings that say how many tasks of a run may run at once, for display by other processes, and
+    whether the run goes on by itself.
+    """
     slots: dict[str, JsonInput] = {"default": config.default, "limits": dict(config.limits)}
-    return {"concurrency": config.concurrency, "slots": slots}
+    parks: dict[str, JsonInput] = {PARK: True} if config.park else {}
+    return {"concurrency": config.concurrency, "slots": slots, **parks}
 
 
 def with_policy(
@@ -162,7 +166,7 @@ def new_run(
         outcome = await execute_run(live)
         return outcome if isinstance(outcome, RunResult) else await go_on(live, outcome)
 
-    return Run(LiveRun(run_id=run_id, options=config), drive)
+    return Run(LiveRun(run_id=run_id, options=config, parks=config.park), drive)
 
 
 def _reuse(

@@ -1,6 +1,7 @@
 """A worker of a fleet: takes the runs of a store that no process executes, and executes them.
 
-The store is the only thing that workers share. A worker reads `Store.list_claimable` every POLL_S seconds and resumes
+A run of which everything waits for a time is parked, and taken again then. The store is the only thing that workers
+share. A worker reads `Store.list_claimable` every POLL_S seconds and resumes
 what it finds, as `plait resume` does. The claim decides a race: the loser reads RunOwned and takes another run.
 """
 
@@ -28,7 +29,7 @@ POLL_S = 1.0
 AGAIN_S = 60.0
 """Seconds before a run that could not be executed here is tried again."""
 NOT_DUE_S = 5.0
-"""Seconds before a run that waits for a person is tried again, if the run is due by the store's clock, not by ours."""
+"""Seconds before a run that waits is tried again, if the run is due by the store's clock, not by ours."""
 _CHOICE = 10
 """Number of the oldest runs of which a worker takes one at random, so that few workers want the same run."""
 _PAGE = 50
@@ -67,7 +68,7 @@ class Worker:
 
     def __init__(self, store: Store, options: WorkerOptions, display: WorkerDisplay) -> None:
         self._options = options
-        self._of_store = TrustedBackends(store, options.files, lease=options.lease).runs()
+        self._of_store = TrustedBackends(store, options.files, lease=options.lease, park=True).runs()
         self._store = self._of_store.options.store or store  # with a time limit
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
@@ -164,5 +165,5 @@ class Worker:
         self._display.end(result)
         if result.status is RunStatus.INTERRUPTED:
             self._later[run.run_id] = self._clock.monotonic() + AGAIN_S
-        elif not begins:
+        elif not begins or result.status is RunStatus.PARKED:
             self._later[run.run_id] = self._clock.monotonic() + NOT_DUE_S

@@ -25,7 +25,7 @@ import anyio.to_thread
 from plait import events
 from plait.backends.backend_protocol import Reply
 from plait.clock_and_ids import iso
-from plait.errors import PlaitError, RunNotFound, RunOwned, StoreRequired
+from plait.errors import PlaitError, RunNotFound, RunOwned, StoreError, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
@@ -41,6 +41,7 @@ from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.retention import Deletion, delete_expired
 from plait.runner.client.tune_run import pause_run, retry_task, tune_run
+from plait.runner.client.wake_runs import DueRuns
 from plait.runner.domain import policy as policies
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
@@ -104,6 +105,10 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 POLL_SECONDS = 0.2
 _TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
+WAKE_EVERY_S = 10.0
+"""Seconds between two looks of `keep_waking` for runs that are due."""
+_AGAIN_S = 60.0
+"""Seconds before a run that could not be woken is tried again."""
 AS_STORED = ResumeOptions()
 _LOOK_AGAIN_S = 0.2
 
@@ -208,6 +213,9 @@ class Runs:
         self._source = source
         self._driven: dict[str, _Driven] = {}
         self._waiting: dict[str, _Waiting] = {}
+        self._due: DueRuns | None = None
+        self._not_woken: dict[str, float] = {}
+        """The runs that could not be woken, with the monotonic time of the next try."""
         self._group: anyio.abc.TaskGroup | None = None
         self._left = False
         self._block = AsyncExitStack()
@@ -656,10 +664,10 @@ class Runs:
     def events(self, run_id: str, after: int = 0) -> AsyncGenerator[EventView]:
         """Return an iterator over the run's stored events numbered above `after`, oldest first, from any process.
 
-        Iteration waits while the run is queued, waiting, interrupted or running, and ends after the event that ends the
-        run (run_completed, run_failed, run_cancelled); only session events of a conversation continued later may
-        follow. The first step of the iteration raises RunNotFound if the run does not exist. A reader may stop or be
-        cancelled at any time and continue with the number of the last event read.
+        Iteration waits while the run is queued, waiting, interrupted, parked or running, and ends after the event that
+        ends the run (run_completed, run_failed, run_cancelled); only session events of a conversation continued later
+        may follow. The first step of the iteration raises RunNotFound if the run does not exist. A reader may stop or
+        be cancelled at any time and continue with the number of the last event read.
         """
         from plait.runner.views.read_views import history  # noqa: PLC0415 - see above
 
@@ -728,6 +736,47 @@ class Runs:
             for run in stored:
                 if not run.damaged and shown_status(run) in _TO_TAKE_UP:
                     group.start_soon(start, run.run_id)
+
+    async def wake(
+        self, told: Callable[[str, PlaitError | None], None] = lambda _run, _error: None, *, posted: bool = False
+    ) -> None:
+        """Start the runs of the store that park and are due, inside `async with runner.runs`: their time has come, or
+        the deadline of a question, a person has answered, or their process has died. They park again once everything
+        waits for a time.
+
+        `told` is called with the id of each run that goes on, and with the error that keeps one from it; such a run is
+        left alone for a minute. A run that another process takes is none of them. With `posted` only runs that were
+        posted to a server. Raises StoreError.
+        """
+        self._due = self._due or DueRuns(self._store)
+        now = self.options.clock.monotonic()
+        for record in await self._due.find(self.options.clock.wall()):
+            run_id = record.run_id
+            if run_id in self._driven or self._not_woken.get(run_id, 0.0) > now:
+                continue
+            try:
+                whole = await self._store.get_run(run_id) if posted else None
+                if not posted or (whole is not None and read_settings(whole).get(POSTED)):
+                    policy = None if (waiting := self._waiting.get(run_id)) is None else waiting.policy
+                    await self._start(run_id, ResumeOptions(policy=policy, wakes=True))
+                    told(run_id, None)
+            except RunOwned:
+                pass
+            except PlaitError as error:
+                self._not_woken[run_id] = now + _AGAIN_S
+                told(run_id, error)
+
+    async def keep_waking(self, told: Callable[[str, PlaitError | None], None], *, posted: bool = False) -> None:
+        """Call `wake` every WAKE_EVERY_S seconds until cancelled, also while the store does not answer."""
+        while True:
+            with suppress(StoreError):
+                await self.wake(told, posted=posted)
+            await self.options.clock.sleep(WAKE_EVERY_S)
+
+    async def driven_to_end(self) -> None:
+        """Wait until no run executes here."""
+        while self._driven:
+            await next(iter(self._driven.values())).gone.wait()
 
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:

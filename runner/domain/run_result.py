@@ -91,7 +91,7 @@ class RunResult:
     run_id: str
     """The id of the run."""
     status: RunStatus
-    """The final status: completed, failed, waiting_input, cancelled or interrupted."""
+    """The final status: completed, failed, waiting_input, parked, cancelled or interrupted."""
     tasks: Mapping[str, TaskResult]
     """The result of every task by id, in the order of the DAG. `result["a"]` is `result.tasks["a"]`."""
     error: str | None = None
@@ -102,6 +102,8 @@ class RunResult:
     """The summary of a resume; None if there was no resume or nothing left to do."""
     usage: Usage = NO_USAGE
     """The sum over all attempts, failed attempts and earlier processes included, without turns of `continue_task`."""
+    due_at: str | None = None
+    """When a parked run can go on, UTC in ISO 8601; None for every other run."""
     text: Mapping[str, str] = field(init=False)
     """The text of every completed task, by id."""
 

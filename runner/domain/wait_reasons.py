@@ -107,7 +107,7 @@ class WaitingRun:
     """The state of a run, from which `Waits` finds the reasons."""
 
     status: RunStatus
-    """The shown status: interrupted without a live owner."""
+    """The shown status: interrupted or parked without a live owner."""
     dag: DAG
     statuses: Mapping[str, TaskStatus]
     """The status of each task, by id."""
@@ -186,7 +186,7 @@ class Waits:
         asker = self._run.asks_for_budget
         if asker is not None and task_id not in self._run.retries:
             return _named(WaitKind.BUDGET, "waits for a higher budget, asked for by", [asker])
-        return _PARKED.get(self._run.status) or self._ready(task_id)
+        return _NO_PROCESS.get(self._run.status) or self._ready(task_id)
 
     def _ready(self, task_id: str) -> WaitReason:
         """Return the reason of a task of a running run that needs no other task."""
@@ -292,7 +292,7 @@ _STOPPED = {
     RunStatus.CANCELLING: WaitReason(WaitKind.CANCELLING, "the run is being cancelled"),
     **{status: WaitReason(WaitKind.ENDED, f"the run is {status.value}") for status in RUN_DONE},
 }
-_PARKED = {
+_NO_PROCESS = {
     RunStatus.QUEUED: WaitReason(WaitKind.NO_PROCESS, "queued: no process has started the run"),
     RunStatus.WAITING_INPUT: WaitReason(WaitKind.NO_PROCESS, "no process runs the run; resume it"),
 }

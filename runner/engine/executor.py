@@ -24,6 +24,8 @@ A run ends in one of three ways. The caller then calls `finish` once.
 - `end` cancels the workers.
 - `wind_down` lets the attempts under way end and then calls `end`.
 
+A run that parks ends so too once everything that is left waits for a time (`_park_if_all_waits`).
+
 Cancellation of `run` from outside cancels all workers and propagates. `finish` then records the cut attempts as
 interrupted, or as waiting for a person's decision if the task is marked at_most_once and the backend was called.
 """
@@ -54,7 +56,7 @@ from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.checkpointer import Commit
 from plait.runner.engine.inbox import PendingQuestions
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, finish_run
+from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, deadlines, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter
 from plait.runner.engine.work_folders import WorkFolders, work_folders
@@ -64,6 +66,8 @@ from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import NO_USAGE, Usage
 
 _TAKEN_OVER_AT_ONCE = 100
+PARK_S = 60.0
+"""Seconds of a wait from which a run is parked: a shorter one costs less than a new process."""
 _LEAST_USD = 0.01
 """What a call of unknown worst case reserves where less is left, so that it asks for more."""
 _ENDS = frozenset({events.TaskCompleted, events.TaskFailed, events.TaskSkipped})
@@ -98,6 +102,9 @@ class Executor:
         """The reason for an early end. A stopped run can be resumed, and after a refusal of the store the run goes on
         from what is stored; the other reasons are final.
         """
+        self._parks = run.parks and run.options.store is not None
+        self._parked_until = 0.0
+        """The Unix time in seconds until which the run is parked."""
         self._winding_down = False
         self._closed = False
         self._calls = 0
@@ -189,7 +196,7 @@ class Executor:
         if self._workers is not None:
             self._take_offered()
 
-    def end(self, by: Literal["stop", "cancel", "policy"]) -> None:
+    def end(self, by: Literal["stop", "cancel", "policy", "park"]) -> None:
         """Start nothing more and cancel the attempts under way. Any number of calls, at any time, is safe."""
         if self.ended_by is None:
             self.ended_by = by
@@ -261,7 +268,14 @@ class Executor:
         decided = self._run.policy_state if self._policy_driver is None else self._policy_driver.decided
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._scheduler.exhausted and (has_ended or not self._is_over)
-        return finish_run(self._run, self.ended_by, exhausted=exhausted, called=called, decided=decided)
+        return finish_run(
+            self._run,
+            self.ended_by,
+            exhausted=exhausted,
+            called=called,
+            decided=decided,
+            parked_until=self._parked_until,
+        )
 
     def _after_end(self, new_events: list[events.Event], ended: str | None = None) -> list[Attempt]:
         """Follow up on the task `ended`, then give out every free slot. Add the events to `new_events`."""
@@ -530,6 +544,8 @@ class Executor:
             self._pool.assign(attempts)
         self._end_if_decided()
         self._release_idle_if_over()
+        if self._parks:
+            self._park_if_all_waits()
 
     def _step(self, new_events: list[events.Event], ended: str | None = None) -> None:
         """Submit events from outside the workers with the starts that follow, and run the started attempts."""
@@ -547,6 +563,15 @@ class Executor:
     def _end_if_decided(self) -> None:
         if self.ended_by == "policy":
             self.end("policy")
+
+    def _park_if_all_waits(self) -> None:
+        """Leave the run if everything that is left of it waits for a time, other tasks for a person at most."""
+        if self.ended_by is not None or (until := self._scheduler.waits_until(self._delays.ends)) is None:
+            return
+        until = min(until, *deadlines(self._state), inf)
+        if until - self._run.options.clock.wall() > PARK_S:
+            self._parked_until = until
+            self.end("park")
 
     def _release_idle_if_over(self) -> None:
         """Release idle workers and deadlines if nothing more can come."""
@@ -713,6 +738,8 @@ class Executor:
         if self._scheduler.exhausted:
             self._release_idle_if_over()
             return None
+        if self._parks:
+            self._park_if_all_waits()
         return await self._pool.wait()
 
     def _begin_wait(self, position: int, event: events.Event) -> None:

@@ -90,11 +90,18 @@ def seems_free(run: RunRecord) -> bool:
 
 
 def shown_status(run: RunRecord) -> RunStatus:
-    """Return the status of the run: interrupted if stored as running or cancelling without a live owner."""
+    """Return the status of the run: interrupted if stored as running or cancelling without a live owner, and parked if
+    the owner has left it until a time.
+    """
     status = RunStatus(run.status)
     if status in UNDER_WAY and seems_free(run):
-        return RunStatus.INTERRUPTED
+        return RunStatus.PARKED if status is RunStatus.RUNNING and due_at(run) else RunStatus.INTERRUPTED
     return status
+
+
+def due_at(run: RunRecord) -> float | None:
+    """Return the Unix time in seconds from which a run without an owner can go on: see `RunReleased.due_at`."""
+    return run.lease_expires_at if run.owner is None else None
 
 
 async def wait_for_expiry(options: RunOptions, run: StoredRun, live: LiveRun | None = None) -> bool:
@@ -232,7 +239,7 @@ async def acquire(
         # After a cancellation or an error the claim may be stored all the same. Release the run, but only a run of this
         # process: the batch repeats the claim, and the store refuses the batch after a claim of another process.
         unregister(owner)
-        leaving = RunReleased(at, due_at=0.0 if then else record.lease_expires_at)
+        leaving = RunReleased(at, due_at=0.0 if then else due_at(record))
         release = replace(batch, events=(*batch.events, leaving))
         with anyio.CancelScope(shield=True), suppress(StoreError):
             await store.write(release)

@@ -98,6 +98,10 @@ class LiveRun:
     run_id: str
     options: RunOptions
     feed: Feed = field(default_factory=Feed)
+    parks: bool = False
+    """Whether this process leaves the run once everything waits for a time: see `ParallelRunner`."""
+    wakes: bool = False
+    """Whether the run was woken with nobody there: if this process is stopped, the next one that wakes runs goes on."""
     requires_record: bool = False
     """Whether a new run must not begin unless its creation is stored."""
 

@@ -395,18 +395,26 @@ def _earlier_messages(attempt: Attempt) -> tuple[Message, ...]:
     return () if attempt.continuation is None else attempt.continuation.messages
 
 
-EndedBy: TypeAlias = Literal["stop", "cancel", "policy", "refusal"]
-"""What ends a run early: a stop, its cancellation, a decision of its policy, or a store that refuses a change."""
+EndedBy: TypeAlias = Literal["stop", "cancel", "policy", "refusal", "park"]
+"""What ends a run early: a stop, its cancellation, a decision of its policy, a store that refuses a change, or a time
+for which everything waits.
+"""
 
 
 def finish_run(
-    run: LiveRun, by: EndedBy | None, *, exhausted: bool, called: Collection[int], decided: PolicyState
+    run: LiveRun,
+    by: EndedBy | None,
+    *,
+    exhausted: bool,
+    called: Collection[int],
+    decided: PolicyState,
+    parked_until: float,
 ) -> list[events.Event]:
     """Settle the unfinished tasks of a run, which ended early if `by` is not None. Return the events; the last event is
     the end of the run.
 
     `exhausted`: nothing was left to run. `called` are the tasks marked at_most_once with a backend call. `decided` is
-    the outcome of the policy's decisions.
+    the outcome of the policy's decisions. `parked_until` is the Unix time until which a parked run waits.
     """
     state, at = run.state, run.stamp()
     fails = decided.end is RunStatus.FAILED  # unfinished tasks then remain for a resume with retry_failed
@@ -426,16 +434,20 @@ def finish_run(
         last = events.RunFailed(at, run.run_id, decided.error)
     elif by == "policy":
         last = events.RunCompleted(at, run.run_id)
+    elif by == "park" or (by == "stop" and run.wakes and not exhausted):
+        last = events.RunParked(at, run.run_id, until=at if by == "stop" else iso(parked_until))
     elif by == "refusal" or not exhausted:
         last = events.RunInterrupted(at, run.run_id)
     elif TaskStatus.WAITING_INPUT in state.statuses:
-        deadlines = (
-            parse_time(asking.deadline_at) for asking in state.asking.values() if asking.deadline_at is not None
-        )
-        last = events.RunWaitingInput(at, run.run_id, due_at=min(deadlines, default=None))
+        last = events.RunWaitingInput(at, run.run_id, due_at=min(deadlines(state), default=None))
     else:
         last = _exhausted_event(run.run_id, state, at)
     return [*new_events, last]
+
+
+def deadlines(state: RunState) -> list[float]:
+    """Return the deadlines of the open questions, as Unix times in seconds."""
+    return [parse_time(one.deadline_at) for one in state.asking.values() if one.deadline_at is not None]
 
 
 def _exhausted_event(run_id: str, state: RunState, at: str) -> events.RunEnded:

@@ -60,16 +60,20 @@ class Delays:
         self._clock = clock
         self._try_again = try_again
         self._scopes: dict[int, anyio.CancelScope] = {}
+        self.ends: dict[int, float] = {}
+        """The Unix time of the end of each delay that has not been ended early, in seconds, by position."""
 
     def begin(self, workers: anyio.abc.TaskGroup, position: int, delay: float) -> None:
         """Start a delay of `delay` seconds for the task at `position`. A negative `delay` counts as 0."""
         self._scopes[position] = scope = anyio.CancelScope()
+        self.ends[position] = self._clock.wall() + delay
         workers.start_soon(self._wait, position, delay, scope)
 
     def end(self, position: int) -> None:
         """End the delay of the task at `position` early, if any."""
         if position in self._scopes:
             self._scopes[position].cancel()
+            self.ends.pop(position, None)
 
     async def _wait(self, position: int, delay: float, scope: anyio.CancelScope) -> None:
         remaining = max(0.0, delay)
@@ -79,6 +83,7 @@ class Delays:
             while (remaining := min(remaining - step, end - self._clock.wall())) > 0:
                 await self._clock.sleep(step := min(remaining, _STEP_S))
         del self._scopes[position]
+        self.ends.pop(position, None)
         await self._try_again(position)
 
 

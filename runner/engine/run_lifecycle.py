@@ -235,7 +235,8 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
     if last.status is RunStatus.CANCELLED:
         await note_cancelled(options, run.run_id, state, sessions)
     summary = state.resume_summary() if run.resumed else None
-    return state.result(run.run_id, last.status, last.error, summary)
+    result = state.result(run.run_id, last.status, last.error, summary)
+    return replace(result, due_at=last.until) if isinstance(last, events.RunParked) else result
 
 
 def _is_over(run: LiveRun, executor: Executor) -> bool:

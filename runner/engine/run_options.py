@@ -230,6 +230,7 @@ class RunOptions:
         budget: float | None = None,
         unpriced: bool = False,
         notify: Iterable[NotifyTarget | Mapping[str, Any]] = (),
+        park: bool = False,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -254,6 +255,7 @@ class RunOptions:
         self.budget = budget
         self.unpriced = unpriced
         self.notify: Sequence[NotifyTarget] = tuple(map(NotifyTarget.of, notify))
+        self.park = park
         self.clock = clock or Clock()
         self.rng = rng or random.SystemRandom()
         """The source of retry delays: forked processes need different ones."""

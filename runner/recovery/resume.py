@@ -111,6 +111,10 @@ class ResumeOptions:
     """A policy of the stored kind; None for the built-in policy of that kind."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     """New prompts of failed tasks that start over, by task id."""
+    wakes: bool = False
+    """Whether nobody is there: the run parks again, and goes on with the next process that wakes runs if this one is
+    stopped.
+    """
 
     def __post_init__(self) -> None:
         if self.prompts and not self.retry_failed:
@@ -119,7 +123,7 @@ class ResumeOptions:
 
 async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecord:
     """Return the newest run that `plait resume` can continue. Raises InvalidRequest without one, StoreError."""
-    wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
+    wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT, RunStatus.PARKED}
     if retry_failed:
         wanted.add(RunStatus.FAILED)
     refused: RunRecord | None = None
@@ -131,7 +135,7 @@ async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecor
             refused = refused or found
     if refused is not None:  # `resume` prints the reason
         return refused
-    kinds = "queued, interrupted, waiting" + (" or failed" if retry_failed else " for a person")
+    kinds = "queued, interrupted, parked, waiting" + (" or failed" if retry_failed else " for a person")
     hint = "" if retry_failed else " (--retry-failed includes failed runs)"
     raise InvalidRequest(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
 
@@ -211,7 +215,7 @@ def continued_run(config: RunOptions, run_id: str, how: ResumeOptions, run: Stor
     async def drive(live: LiveRun) -> RunResult:
         return await go_on(live, await _resume_once(live, how, run))
 
-    return Run(LiveRun(run_id=run_id, options=config), drive)
+    return Run(LiveRun(run_id=run_id, options=config, parks=config.park or how.wakes, wakes=how.wakes), drive)
 
 
 async def go_on(live: LiveRun, outcome: RunResult | Diverged) -> RunResult:
@@ -692,7 +696,8 @@ async def preview_of(plan: ResumePlan) -> Preview:
         steps[position] = replace(step, reason=reason)
         if step.repeats:
             steps[position] = await _with_input_tokens(run, steps[position])
-    status = RunStatus.INTERRUPTED if run.status in UNDER_WAY else run.status
+    status = shown_status(run.record)
+    status = RunStatus.INTERRUPTED if status in UNDER_WAY else status
     damaged = tuple(
         task.task_id for task, step in zip(run.tasks, steps, strict=True) if task.damaged and step.action not in RUNS
     )

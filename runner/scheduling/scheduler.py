@@ -426,6 +426,22 @@ class Scheduler:
         if position not in self._dropped:
             self._push(position)
 
+    def waits_until(self, ends: Mapping[int, float]) -> float | None:
+        """Return the Unix time at which the next task may start, if everything that is left to run waits for a time:
+        for the end of its own delay (`ends`, by position), or until its backend may be called again. None if not.
+        """
+        if self.taken or self.aside != len(ends) or self._for_each.ready:
+            return None
+        times: list[float] = []
+        for queue in self._queues.values():
+            if queue.heap:
+                if (opens := queue.account.opens_at) is None:
+                    return None
+                times.append(opens)
+        for position, end in ends.items():
+            times.append(max(end, self._queue_of[position].account.opens_at or end))
+        return min(times, default=None)
+
     @property
     def exhausted(self) -> bool:
         """True at the end of the run: no task holds a slot, is set aside, or is eligible."""

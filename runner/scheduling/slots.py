@@ -143,6 +143,11 @@ class Account:
         return self.taken + 1 <= self.width
 
     @property
+    def opens_at(self) -> float | None:
+        """The end of the pause as Unix time in seconds; None if the backend is not paused."""
+        return self.pause.until if self.throttled and self.pause is not None else None
+
+    @property
     def is_held(self) -> bool:
         """Whether the next task to start on the backend is a probe, unless the backend is paused."""
         return self.probing or self.in_a_row > 0

@@ -38,6 +38,8 @@ MOST_RUNS_SEARCHED = 10_000
 """The number of runs that a search reads, the newest first."""
 POSTED = "posted"
 """The key in the settings of a run that was sent to a server, and runs on the backends of the server."""
+PARK = "park"
+"""The key in the settings of a run that parks, and goes on by itself: see `ParallelRunner`."""
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
 

@@ -144,6 +144,9 @@ SENTENCES: Mapping[str, Callable[[Facts], str]] = {
     events.RunCancelled.kind: _run("cancelled"),
     events.RunInterrupted.kind: _run("interrupted"),
     events.RunWaitingInput.kind: _run("waiting input"),
+    events.RunParked.kind: lambda facts: (
+        f"run {facts['run_id']} parked until {clock_time(parse_time(facts['until']), parse_time(facts['at']))}"
+    ),
     events.TasksAdded.kind: _added,
     events.PolicyDecided.kind: lambda _: "",  # the tasks that it adds and cancels have lines
     events.BudgetRaised.kind: lambda facts: (

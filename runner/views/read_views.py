@@ -27,7 +27,7 @@ from plait.persistence.store_records import AttemptRecord, EventRecord, MessageR
 from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
-from plait.runner.engine.lease import liveness, shown_status
+from plait.runner.engine.lease import due_at, liveness, shown_status
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.recovery.given_answers import first_notes, open_questions
 from plait.runner.state.budget import stored_budget
@@ -119,7 +119,8 @@ async def read_tuning(store: Store, run: RunRecord) -> Tuning:
 
 
 async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[BackendThrottled, ...]:
-    """Return the last event of each backend that is throttled at Unix time `now`; none unless the run is running.
+    """Return the last event of each backend that is throttled at Unix time `now`; none unless the run is running or
+    parked.
 
     A pause that is over has no `until`. Raises StoreError.
     """
@@ -128,7 +129,7 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
 
 
 async def _throttlings(store: Store, run: RunRecord) -> Mapping[str, BackendThrottled]:
-    """Return the last event of each backend of a running run since its last resume; none unless the run is running."""
+    """Return the last event of each backend of a running or parked run since its last resume; none of any other."""
     return {one.backend: one async for one in _events_of_owner(store, run, BackendThrottled)}
 
 
@@ -145,8 +146,8 @@ _Run = TypeVar("_Run", bound=RunView)
 
 
 async def _events_of_owner(store: Store, run: RunRecord, kind: type[_OfOwner]) -> AsyncGenerator[_OfOwner]:
-    """Yield the events of a running run since its last resume; none unless the run is running."""
-    if shown_status(run) is not RunStatus.RUNNING:
+    """Yield the events of a running or parked run since its last resume; none of any other run."""
+    if shown_status(run) not in {RunStatus.RUNNING, RunStatus.PARKED}:
         return
     begun = [event.seq for event in await store.list_events(run.run_id, kind=RunResumed.kind)]
     after = max(begun, default=0)
@@ -248,7 +249,7 @@ def run_detail(
 
 
 def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:
-    status, owner, loop = shown_status(run), run.owner, _loop_of(run)
+    status, owner, loop, due = shown_status(run), run.owner, _loop_of(run), due_at(run)
     counts = {TaskStatus(name): number for name, number in run.counts.items()}
     return view_of(
         kind,
@@ -260,8 +261,12 @@ def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:
         total=sum(counts.values()),
         counts=counts,
         loop=loop,
+        due_at=iso(due) if due and status in _WAIT else None,
         **more,
     )
+
+
+_WAIT = frozenset({RunStatus.PARKED, RunStatus.WAITING_INPUT})
 
 
 def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | None) -> str | None:
@@ -272,6 +277,7 @@ def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | Non
     reasons = {
         RunStatus.QUEUED: "no process has started the run",
         RunStatus.INTERRUPTED: f"owner dead{owner}; resume the run",
+        RunStatus.PARKED: "everything waits for a time; `plait wake` continues the run then",
         RunStatus.CANCELLING: "running attempts may end by themselves for a grace time",
         RunStatus.RUNNING: asks or progress,
         RunStatus.COMPLETED: progress,

@@ -14,10 +14,11 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
+from plait.clock_and_ids import parse_time
 from plait.events import RUN_ENDS, BackendThrottled, RunTuned
 from plait.persistence.store_records import MessageRecord
 from plait.runner.domain.asked_question import Asking, Way
-from plait.runner.domain.wait_reasons import WaitReason
+from plait.runner.domain.wait_reasons import WaitReason, clock_time
 from plait.runner.policies.goal_policy import Phase
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.budget import Budget
@@ -168,7 +169,9 @@ class RunView(UsageView):
     name: str
     """The name for people; need not be unique."""
     status: RunStatus
-    """The status; interrupted if the run is stored as running or cancelling without a live owner."""
+    """The status; interrupted if the run is stored as running or cancelling without a live owner, and parked if its
+    process has left it until a time.
+    """
     created_at: str
     """UTC in ISO 8601, as all times."""
     started_at: str | None
@@ -186,10 +189,18 @@ class RunView(UsageView):
     """Number of tasks by status; statuses without tasks are left out."""
     loop: LoopView | None
     """Null for a run without a goal."""
+    due_at: str | None
+    """When a parked run goes on, or a run that waits for a person without an answer: the deadline of a question. Null
+    for other runs.
+    """
 
     @property
     def status_text(self) -> str:
-        """The status for a person: a run whose questions are all answered no longer waits for input."""
+        """The status for a person: a run whose questions are all answered no longer waits for input; a parked run
+        with its time.
+        """
+        if self.status is RunStatus.PARKED and self.due_at is not None:
+            return f"parked until {clock_time(parse_time(self.due_at), 0.0)}"
         is_answered = self.status is RunStatus.WAITING_INPUT and not self.counts.get(TaskStatus.WAITING_INPUT)
         return ANSWERED if is_answered else self.status.value
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar, Final, Literal, TypeAlias
 
+from plait.clock_and_ids import parse_time
 from plait.dialogue import Message
 from plait.json_form import JsonValue, as_json, parsed, parsed_object, value
 from plait.statuses import RunStatus, TaskStatus
@@ -126,8 +127,9 @@ class RunReleased(Event):
     kind: ClassVar[str] = "run_released"
     shown: ClassVar[bool] = False
     due_at: float | None = None
-    """For a run that waits for a person: the Unix time in seconds from which the run can go on, which is the deadline
-    of a question, or 0 once a person has answered. None if only an answer lets the run go on.
+    """The Unix time in seconds from which the run can go on, for a run that waits: that of RunParked, the deadline of a
+    question, or 0 once a person has answered. None for a run that waits for an answer alone, and for one that may go on
+    at any time.
     """
 
 
@@ -306,6 +308,25 @@ class RunInterrupted(RunEnded):
 
     kind: ClassVar[str] = "run_interrupted"
     status: ClassVar[RunStatus] = RunStatus.INTERRUPTED
+
+
+@value
+class RunParked(RunEnded):
+    """Everything that is left of the run waits for a time, and this process has left the run until then. The run keeps
+    its status.
+    """
+
+    kind: ClassVar[str] = "run_parked"
+    left_out: ClassVar[frozenset[str]] = _COLUMNS | {"error"}
+    status: ClassVar[RunStatus] = RunStatus.PARKED
+
+    until: str = ""
+    """When the run can go on, UTC in ISO 8601: the first task may start, or the deadline of a question has come."""
+
+    @property
+    def due_at(self) -> float:
+        """The same as Unix time in seconds: see `RunReleased.due_at`."""
+        return parse_time(self.until)
 
 
 @value

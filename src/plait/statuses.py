@@ -54,6 +54,10 @@ class RunStatus(StrEnum):
     """Ended for good; cannot be resumed."""
     INTERRUPTED = "interrupted"
     """Displayed, never stored: the run is stored as running without a live owner. `resume` continues the run."""
+    PARKED = "parked"
+    """Displayed, never stored: the run is stored as running, and its process has left it until a time for which
+    everything waits. `plait wake` continues the run then.
+    """
 
     __hash__ = str.__hash__
 

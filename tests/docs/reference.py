@@ -180,7 +180,7 @@ def stored_events() -> str:
 
 
 def _run_status(kind: str) -> str:
-    keeps = {events.RunInterrupted.kind, events.RunTuned.kind}
+    keeps = {events.RunInterrupted.kind, events.RunParked.kind, events.RunTuned.kind}
     if not kind.startswith("run_") or kind in keeps:  # the run keeps its status
         return ""
     beginnings = {

@@ -57,7 +57,7 @@ export const linked = (text) =>
 
 /** The shapes of statuses: no colour is needed to tell them apart. */
 export const SHAPES = {
-	completed: "✓", skipped: "»", running: "▸", waiting_input: "?", failed: "✕", cancelled: "⊘", pending: "○", queued: "○", cancelling: "⊖", interrupted: "!",
+	completed: "✓", skipped: "»", running: "▸", waiting_input: "?", failed: "✕", cancelled: "⊘", pending: "○", queued: "○", cancelling: "⊖", interrupted: "!", parked: "◷",
 };
 
 export const icon = (status) => h("span.icon", { status, "aria-hidden": "true", "data-shape": SHAPES[status] });
@@ -87,7 +87,10 @@ export const count = (number) => number.toLocaleString("en-US");
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 /** The statuses of a run that no process runs. */
-export const RESUMABLE = ["interrupted", "waiting_input", "queued"];
+export const RESUMABLE = ["interrupted", "parked", "waiting_input", "queued"];
+
+/** Return why a run has its status. */
+export const why = (run) => (run.status === "parked" ? `everything waits until ${clock(run.due_at)}` : run.reason);
 
 export const words = (status) => status.replace("_", " ");
 

@@ -17,6 +17,7 @@ from plait.events import (
     LeaseRenewed,
     NewTask,
     RunClaimed,
+    RunParked,
     RunReleased,
     SessionOpened,
     TaskAnswered,
@@ -211,13 +212,17 @@ class ReadsContract(OpenedStore):
             "due": (later, RUNNING, waits[0], RunReleased(at(3), 1000.0)),
             "answered": (later, RUNNING, *waits, CLAIMED, RunReleased(at(4), 0.0)),
             "ended and due": (later, RUNNING, run_becomes(at(3), "failed"), RunReleased(at(3), 0.0)),
+            "parked": (later, RUNNING, RunParked(at(3), "parked", until="2100-01-01T00:00:00.000Z")),
+            "parked and due": (later, RUNNING, RunParked(at(3), "parked and due", until="2001-01-01T00:00:00.000Z")),
             "due, and owned": (later, RUNNING, waits[0], RunReleased(at(3), 0.0), later),
             "completed": (later, RUNNING, run_becomes(at(3), "completed"), RunReleased(at(3))),
         }
         for number, (run_id, changes) in enumerate(runs.items()):
             await Writer(store, run_id).write(replace(CREATED, at=at(number)), *changes)
         found = await store.list_claimable()
-        assert [run.run_id for run in found] == ["released", "queued", "dead", "cancelling", "due", "answered"]
+        assert [run.run_id for run in found] == [
+            "released", "queued", "dead", "cancelling", "due", "answered", "parked and due",
+        ]  # fmt: skip
         assert {run.settings for run in found} == {""}
         assert [run.run_id for run in await store.list_claimable(2)] == ["released", "queued"]
         assert await store.list_claimable(0) == ()

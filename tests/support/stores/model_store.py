@@ -355,13 +355,15 @@ def _lease_has_expired(head: RunRecord, now: float) -> bool:
 
 
 def _is_claimable(head: RunRecord, now: float) -> bool:
-    """Return whether the run goes on by itself, and has no owner, or an owner whose lease has expired at `now`. A run
-    that waits for a person goes on by itself once the run is due, see `RunReleased.due_at`.
+    """Return whether the run can go on: it has an owner whose lease has expired at `now`, or none, and is due if it
+    waits: see `RunReleased.due_at`.
     """
-    expires = head.lease_expires_at
-    if head.status == "waiting_input":
-        return expires is not None and expires < now
-    return head.status in {"queued", "running", "cancelling"} and (head.owner is None or _lease_has_expired(head, now))
+    if head.status not in {"queued", "running", "cancelling", "waiting_input"}:
+        return False
+    if head.owner is not None:
+        return _lease_has_expired(head, now)
+    waits = head.lease_expires_at is not None or head.status == "waiting_input"
+    return not waits or (head.lease_expires_at is not None and head.lease_expires_at < now)
 
 
 def _with_attempt(run: ModelRun, task: TaskRecord) -> TaskRecord:
