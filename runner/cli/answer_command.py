@@ -110,7 +110,7 @@ async def _print_questions(word: str | None, path: StorePlace, as_json: bool) ->
             if run.damaged:
                 print_note(as_line(run.error or ""))
         runs = TrustedBackends(store, note=print_note).runs()
-        waiting = await runs.list_questions(run_id, interrupted=True)
+        waiting = await runs.questions(run_id, interrupted=True)
     if as_json:
         print_json([_as_json(one, path) for one in waiting])
         return

@@ -19,10 +19,9 @@ from plait.runner.cli.command_options import OutputOptions
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, print_section, print_table
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
-from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.views.event_sentences import counted, named_tasks
-from plait.runner.views.view_models import PreviewView
+from plait.runner.views.view_models import Preview
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost, dollars
 
@@ -199,7 +198,7 @@ def print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> 
     }
     preview = replace(preview, tasks=steps)
     if as_json:
-        run_report.print_json(PreviewView.of(preview))
+        run_report.print_json(preview)
         return COMPLETED
     lines: list[tuple[StrEnum, str, bool]] = []
     done = TaskStatus.COMPLETED.value
@@ -231,7 +230,7 @@ def _summarize(preview: Preview) -> str:
         return f"{run} is {preview.status.value}; {left}{hint}"
     counts = Counter(step.action for step in preview.tasks.values())
     parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
-    again = len(preview.repeats)
+    again = preview.possibly_billed_twice
     bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
     if again:
         bill += f", about {preview.repeated_input_tokens:,} input tokens and the output before the interruption"

@@ -24,7 +24,6 @@ from plait.runner.recovery.given_answers import (
     DECLARED_FAILED,
     first_notes,
     given_answers,
-    open_questions,
     question_of,
     too_late,
 )
@@ -49,7 +48,7 @@ async def wait_for_answer(store: Store, run_id: str, clock: Clock, poll: float) 
     cannot be read at first.
     """
     run = await stored_run(store, run_id)
-    deadlines = [parse_time(one.deadline_at) for one in open_questions(run) if one.deadline_at is not None]
+    deadlines = [parse_time(one.deadline_at) for one in run.state.asking.values() if one.deadline_at is not None]
     waits = await store.list_events(run_id, kind=RunWaitingInput.kind)
     after = waits[-1].seq if waits else 0
     while clock.wall() < min(deadlines, default=float("inf")):

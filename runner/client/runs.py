@@ -43,7 +43,6 @@ from plait.runner.client.retention import Deletion, delete_expired
 from plait.runner.client.tune_run import pause_run, retry_task, tune_run
 from plait.runner.client.wake_runs import DueRuns
 from plait.runner.domain import policy as policies
-from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
 from plait.runner.engine.checkpointer import unbounded
@@ -60,15 +59,12 @@ from plait.runner.engine.lease import (
 )
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.recovery.given_answers import first_notes, open_questions
 from plait.runner.recovery.resume import (
     OnUnreached,
-    Preview,
     ResumeOptions,
     continued_run,
     end_run_on_hosts,
     finish_cancelling,
-    preview,
 )
 from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.reuse.earlier_answers import (
@@ -96,7 +92,7 @@ if TYPE_CHECKING:
     from plait.runner.client.run_estimate import RunEstimate
     from plait.runner.policies.step_workflow import WorkflowProgress
     from plait.runner.views.live_view import LiveView
-    from plait.runner.views.view_models import EventView, QuestionView, RunDetail, RunView, TaskDetail
+    from plait.runner.views.view_models import EventView, Preview, QuestionView, RunDetail, RunView, TaskDetail
 
 # What shows a run (views, pictures, previews, estimates) takes as long to load as what runs it. Each is loaded by the
 # method that shows: a run and a resume begin that much sooner.
@@ -410,8 +406,10 @@ class Runs:
 
     async def preview_read(self, run: StoredRun, *, retry_failed: bool) -> Preview:
         """Do as `preview` for a run that has been read."""
+        from plait.runner.views.read_views import preview_resume  # noqa: PLC0415 - see above
+
         async with self._backends_of(run.record.run_id, Need.INSPECT, run=run) as options:
-            return await preview(options, run, retry_failed)
+            return await preview_resume(options, run, retry_failed)
 
     @_with_open_store
     async def export(self, run_id: str, tasks: str = "*") -> Sequence[dict[str, Any]]:
@@ -535,16 +533,6 @@ class Runs:
             return await continue_task(options, run, task_id, message)
 
     @_with_open_store
-    async def questions(self, run_id: str) -> Sequence[OpenQuestion]:
-        """Return the unanswered questions of a stored run, in the order of the tasks.
-
-        Raises StoreRequired, RunNotFound, StoreError.
-        """
-        run = await self.read(run_id)
-        noted = first_notes(run)
-        return [question for question in open_questions(run) if question.task_id not in noted]
-
-    @_with_open_store
     async def answer(
         self, run_id: str, task_id: str, value: JsonInput, *, attempt: int | None = None, wait: float = 10.0
     ) -> bool:
@@ -609,7 +597,7 @@ class Runs:
         return await task_detail(self._store, run_id, task_id, self.options.clock.wall())
 
     @_with_open_store
-    async def list_questions(self, run_id: str | None = None, *, interrupted: bool = False) -> Sequence[QuestionView]:
+    async def questions(self, run_id: str | None = None, *, interrupted: bool = False) -> Sequence[QuestionView]:
         """Return the tasks that wait for a person, in the run or in all runs, those of the newest run first. A question
         is left out once it is answered, also before a process has read the answer.
 

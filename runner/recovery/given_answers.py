@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 
 from plait.errors import AnswerConflict, PlaitError
 from plait.json_form import JsonInput, JsonValue, value
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
-from plait.runner.domain.asked_question import Asking, OpenQuestion
+from plait.runner.domain.asked_question import Asking
 from plait.runner.engine.inbox import AnswerNote, answer_in
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import TaskStatus
@@ -35,13 +35,6 @@ class ReceivedAnswers:
     """Answers by task id."""
     late: frozenset[str] = frozenset()
     """Tasks without an answer and without a default after the deadline."""
-
-
-def open_questions(run: StoredRun) -> Iterator[OpenQuestion]:
-    """Yield the open questions of the run."""
-    for position, asking in run.state.asking.items():
-        record = run.tasks[position]
-        yield OpenQuestion.of(run.record.run_id, record.task_id, record.attempt, asking)
 
 
 def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> ReceivedAnswers:

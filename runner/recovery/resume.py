@@ -34,7 +34,7 @@ from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.notify_target import stored_targets
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.run_result import Degradation, RunResult, html_table
+from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.lease import (
@@ -55,7 +55,6 @@ from plait.runner.policies import policy_of
 from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
 from plait.runner.recovery.given_answers import ReceivedAnswer, ReceivedAnswers, given_answers, question_of
 from plait.runner.recovery.resume_plan import (
-    ANSWERED,
     RUNS,
     Evidence,
     ResumeAction,
@@ -66,7 +65,6 @@ from plait.runner.recovery.resume_plan import (
     needs_correction,
     plan_resume,
     steps_of_cancelled,
-    steps_of_decided,
 )
 from plait.runner.reuse.earlier_answers import REUSE, EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
 from plait.runner.state.attempt_files import kill_orphans
@@ -89,7 +87,7 @@ from plait.runner.state.stored_run import (
     with_notes,
     with_prompts,
 )
-from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, RunStatus, TaskStatus
+from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from plait.task import Task
 from plait.usage import NO_USAGE
 
@@ -356,7 +354,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     budget = await _budget(options, run, raises, at)
     new_events += raises
     is_unchanged = not new_events
-    state.mark_repeats(position for position, step in enumerate(steps) if step.repeats)
+    state.mark_repeats(position for position, step in enumerate(steps) if step.possibly_billed_twice)
     names = backend_names(state.dag, options, state.statuses)
     live.policy, live.notify = policy, stored_targets(read_settings(record))
     unfinished = [position for position, status in enumerate(state.statuses) if status not in TASK_DONE]
@@ -624,102 +622,3 @@ async def _load_failures(run: StoredRun) -> None:
         if record.attempt and run.state.statuses[position] not in TASK_DONE:
             attempts = await run.store.list_attempts(run.record.run_id, record.task_id)
             run.state.count_stored_failures(position, attempts)
-
-
-DEFAULTED = "no answer by the deadline, so the default answer is used"
-_CHARACTERS_A_TOKEN = 4
-"""The usual rate of tokenizers for English text. An estimate: exact counts need a call of the model."""
-
-
-@value
-class Preview:
-    """The actions that `resume` would take."""
-
-    run_id: str
-    status: RunStatus
-    """The status of the run as in `RunView`: interrupted for a run stored as under way without a living owner."""
-    tasks: Mapping[str, ResumeStep]
-    """The step of each task, by task id, in the order of the DAG."""
-    ended: bool = False
-    """Whether the run is over, so that `resume` would only return the stored result."""
-    damaged: tuple[str, ...] = ()
-    """The ids of the tasks whose stored result does not fit its checksum, and that would not run again: `resume`
-    counts these tasks as failed.
-    """
-
-    def count(self, *actions: ResumeAction) -> int:
-        """Return the number of tasks with any of the `actions`."""
-        return sum(step.action in actions for step in self.tasks.values())
-
-    @property
-    def runs(self) -> int:
-        """The number of tasks that would be executed if no task failed."""
-        return self.count(*RUNS)
-
-    @property
-    def repeats(self) -> tuple[ResumeStep, ...]:
-        """The steps of tasks that may be paid for twice."""
-        return tuple(step for step in self.tasks.values() if step.repeats and step.action in RUNS)
-
-    @property
-    def repeated_input_tokens(self) -> int:
-        """The estimated number of input tokens of `repeats`. Lost output tokens are not included: no count exists."""
-        return sum(step.input_tokens for step in self.repeats)
-
-    def _repr_html_(self) -> str:
-        """Return the preview as a table for a notebook."""
-        caption = f"resume of run {self.run_id}, {self.status.value}: {self.runs} tasks to run"
-        rows = [(task_id, step.action.value, step.reason) for task_id, step in self.tasks.items()]
-        return html_table(caption, ("task", "action", "reason"), rows)
-
-
-async def preview(options: RunOptions, run: StoredRun, retry_failed: bool) -> Preview:
-    """Return the preview of a resume: see `Runs.preview`. Raises as `wait_for_expiry` and `decide`."""
-    if not needs_no_work(run, retry_failed):
-        await wait_for_expiry(options, run)
-    return await preview_of(await decide(options, run, ResumeOptions(retry_failed=retry_failed)))
-
-
-async def preview_of(plan: ResumePlan) -> Preview:
-    """Return what `plan` does. Raises StoreError if a conversation that is to be repeated cannot be read."""
-    run, steps = plan.run, list(plan.steps)
-    if plan.decided.end is not None and not plan.cancelled:
-        steps = steps_of_decided(steps, fails=plan.decided.end is RunStatus.FAILED)
-    for position, (record, step) in enumerate(zip(run.tasks, steps, strict=True)):
-        reason = step.reason
-        if _is_defaulted(run, step, plan.received):
-            reason = reason.replace(ANSWERED, DEFAULTED)
-        if position in plan.later and step.action in RUNS:
-            reason += f"; not before {iso(plan.later[position])}"
-        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and step.action in RUNS and plan.evidence.died:
-            reason += f"; starts within {longest_delay(deaths_with(record)):g} s"
-        steps[position] = replace(step, reason=reason)
-        if step.repeats:
-            steps[position] = await _with_input_tokens(run, steps[position])
-    status = shown_status(run.record)
-    status = RunStatus.INTERRUPTED if status in UNDER_WAY else status
-    damaged = tuple(
-        task.task_id for task, step in zip(run.tasks, steps, strict=True) if task.damaged and step.action not in RUNS
-    )
-    return Preview(run.record.run_id, status, {step.task_id: step for step in steps}, plan.ended, damaged)
-
-
-def _is_defaulted(run: StoredRun, step: ResumeStep, received: ReceivedAnswers) -> bool:
-    """Return whether the last question of the task is answered by its default."""
-    answer = received.answers.get(step.task_id)
-    before = run.state.answers.get(run.state.dag.position(step.task_id), ())
-    return (answer.by if answer is not None else before[-1].by if before else None) == "default"
-
-
-async def _with_input_tokens(run: StoredRun, step: ResumeStep) -> ResumeStep:
-    task = run.state.dag[step.task_id]
-    try:
-        characters = len(run.state.prompt(task))
-        if task.continues is not None and run.state.is_completed(task.continues):
-            history = await load_history(run.store, run.record.run_id, run.state, task.continues)
-            characters += sum(len(message.content) for message in history.messages)
-    except StoreError:
-        raise
-    except PlaitError:  # an unreadable prompt or conversation costs nothing
-        return step
-    return replace(step, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

@@ -47,7 +47,7 @@ class ResumeAction(StrEnum):
 
 MOST_DEATHS = 10
 """A person is asked about a task whenever its process has died this many times more during the task."""
-ANSWERED = "the question is answered"
+QUESTION_ANSWERED = "the question is answered"
 RUNS = frozenset({ResumeAction.CONTINUE, ResumeAction.START_OVER, ResumeAction.START})
 """Actions that execute the task."""
 _PASSES = RUNS | {ResumeAction.ADOPT}
@@ -64,7 +64,7 @@ class ResumeStep:
     task_id: str
     action: ResumeAction
     reason: str
-    repeats: bool = False
+    possibly_billed_twice: bool = False
     """Whether an attempt of unknown or discarded outcome is repeated, so that the task may be paid for twice."""
     input_tokens: int = 0
     """The estimated tokens of the repeated prompt and history, a quarter of the characters; 0 outside a preview."""
@@ -114,7 +114,7 @@ def plan_resume(
             elif step.action in _CONTINUES and _runs_again(dag, records, steps, position):
                 # The prompt in the session holds the old results of the dependencies.
                 reason = "a dependency runs again"
-                step = replace(step, action=ResumeAction.START_OVER, reason=reason, repeats=True)
+                step = replace(step, action=ResumeAction.START_OVER, reason=reason, possibly_billed_twice=True)
                 steps[position] = step
         passes[position] = step.action in _PASSES or _lets_pass(task, records[position], step)
         waits[position] = step.action is ResumeAction.ASK
@@ -225,10 +225,12 @@ def _answered(record: TaskRecord, way: Way) -> ResumeStep:
     task_id = record.task_id
     if way in RAISES:
         action = ResumeAction.CONTINUE if record.session_confirmed else ResumeAction.START_OVER
-        return ResumeStep(task_id, action, f"{ANSWERED}, and there is money again")
+        return ResumeStep(task_id, action, f"{QUESTION_ANSWERED}, and there is money again")
     if way is Way.REPLY:
-        return ResumeStep(task_id, ResumeAction.CONTINUE, ANSWERED)
-    return ResumeStep(task_id, ResumeAction.START_OVER, f"{ANSWERED}, and the task's code runs again from the start")
+        return ResumeStep(task_id, ResumeAction.CONTINUE, QUESTION_ANSWERED)
+    return ResumeStep(
+        task_id, ResumeAction.START_OVER, f"{QUESTION_ANSWERED}, and the task's code runs again from the start"
+    )
 
 
 def _damaged(task: Task, *, retry_failed: bool) -> ResumeStep:
@@ -236,7 +238,7 @@ def _damaged(task: Task, *, retry_failed: bool) -> ResumeStep:
     if task.at_most_once:
         return ResumeStep(task.id, ResumeAction.KEEP, f"{reason}; the task took effect, and must not take effect twice")
     if retry_failed:
-        return ResumeStep(task.id, ResumeAction.START_OVER, reason, repeats=True)
+        return ResumeStep(task.id, ResumeAction.START_OVER, reason, possibly_billed_twice=True)
     return ResumeStep(
         task.id, ResumeAction.KEEP, f"{reason}, so the task counts as failed; --retry-failed runs the task again"
     )
@@ -283,8 +285,8 @@ def _under_way(task: Task, record: TaskRecord, *, died: bool) -> ResumeStep:
         return ResumeStep(task.id, ResumeAction.ASK, crash_question(deaths))
     if record.session_confirmed:
         known = f"{reason}; session {record.session_id} is known"
-        return ResumeStep(task.id, ResumeAction.CONTINUE, known, repeats=True)
-    return ResumeStep(task.id, ResumeAction.START_OVER, reason + _from_where(record), repeats=True)
+        return ResumeStep(task.id, ResumeAction.CONTINUE, known, possibly_billed_twice=True)
+    return ResumeStep(task.id, ResumeAction.START_OVER, reason + _from_where(record), possibly_billed_twice=True)
 
 
 def _from_where(record: TaskRecord) -> str:
@@ -304,8 +306,8 @@ def _pending(task: Task, record: TaskRecord) -> ResumeStep:
     interrupted = f"attempt {record.attempt} was interrupted"
     if record.session_confirmed:
         reason = f"{interrupted}; session {record.session_id} is known"
-        return ResumeStep(task.id, ResumeAction.CONTINUE, reason, repeats=True)
-    return ResumeStep(task.id, ResumeAction.START_OVER, interrupted + _from_where(record), repeats=True)
+        return ResumeStep(task.id, ResumeAction.CONTINUE, reason, possibly_billed_twice=True)
+    return ResumeStep(task.id, ResumeAction.START_OVER, interrupted + _from_where(record), possibly_billed_twice=True)
 
 
 def _failed_before(task: Task, record: TaskRecord) -> ResumeStep:

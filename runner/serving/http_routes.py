@@ -32,7 +32,7 @@ from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
 from plait.runner.views.view_models import (
     EventView,
-    PreviewView,
+    Preview,
     QuestionView,
     ReplyView,
     RunDetail,
@@ -371,7 +371,7 @@ class Api:
         router.add_api_route("/{run_id}/pause", self.pause, methods=["POST"])
         router.add_api_route("/{run_id}/tune", self.tune, methods=["POST"])
         router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
-        router.add_api_route("/{run_id}/preview", self.preview, methods=["GET"], response_model=PreviewView)
+        router.add_api_route("/{run_id}/preview", self.preview, methods=["GET"], response_model=Preview)
         router.add_api_route("/{run_id}/tasks/{task_id}", self.get_task, methods=["GET"], response_model=TaskDetail)
         router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
         router.add_api_route("/{run_id}/tasks/{task_id}/retry", self.retry, methods=["POST"])
@@ -433,7 +433,7 @@ class Api:
 
     async def list_questions(self) -> QuestionList:
         """List the tasks of all runs that wait for a person."""
-        return QuestionList(questions=list(await self._runs.list_questions()))
+        return QuestionList(questions=list(await self._runs.questions()))
 
     async def get(self, run_id: str) -> Response:
         """Return a run with its tasks and their results."""
@@ -461,7 +461,7 @@ class Api:
 
     async def preview(self, run_id: str, how: Annotated[PreviewQuery, Query()]) -> Response:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""
-        return await _answer(PreviewView.of(await self._runs.preview(run_id, retry_failed=how.retry_failed)))
+        return await _answer(await self._runs.preview(run_id, retry_failed=how.retry_failed))
 
     async def get_task(self, run_id: str, task_id: str) -> Response:
         """Return a task with its conversation and its attempts."""

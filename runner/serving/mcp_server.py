@@ -139,12 +139,13 @@ class RunTools:
         questions = [
             {
                 "task_id": one.task_id,
-                "question": one.text,
-                "schema": one.schema,
-                "default": one.default,
-                "deadline_at": one.deadline_at,
+                "question": one.question,
+                "schema": one.asks.schema,
+                "default": one.asks.default,
+                "deadline_at": one.asks.deadline_at,
             }
             for one in await self._runs.questions(run_id)
+            if one.asks is not None
         ]
         return {"run_id": run_id, "questions": questions}
 

@@ -27,10 +27,22 @@ from plait.persistence.store_records import AttemptRecord, EventRecord, MessageR
 from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
-from plait.runner.engine.lease import due_at, liveness, shown_status
+from plait.runner.engine.lease import due_at, liveness, shown_status, wait_for_expiry
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
-from plait.runner.recovery.given_answers import first_notes, open_questions
+from plait.runner.recovery.given_answers import ReceivedAnswers, first_notes
+from plait.runner.recovery.resume import ResumeOptions, decide
+from plait.runner.recovery.resume_plan import (
+    QUESTION_ANSWERED,
+    RUNS,
+    ResumeAction,
+    ResumeStep,
+    deaths_with,
+    longest_delay,
+    steps_of_decided,
+)
 from plait.runner.state.budget import stored_budget
+from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
     PlacedAttempt,
@@ -38,6 +50,7 @@ from plait.runner.state.stored_run import (
     StoredRun,
     decode_dag,
     decode_task,
+    needs_no_work,
     next_tries,
     placed_attempts,
     read_policy_state,
@@ -54,6 +67,7 @@ from plait.runner.views.view_models import (
     EventView,
     LoopView,
     OwnerView,
+    Preview,
     QuestionView,
     RunDetail,
     RunView,
@@ -61,7 +75,7 @@ from plait.runner.views.view_models import (
     TaskView,
     view_of,
 )
-from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
+from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, AttemptStatus, RunStatus, TaskStatus
 from plait.task import command_text
 
 _LOOKS_A_RECORD = 25
@@ -458,7 +472,7 @@ def waiting_tasks(run: StoredRun) -> list[QuestionView]:
     already.
     """
     noted = first_notes(run)
-    asked = {one.task_id for one in open_questions(run) if one.task_id not in noted}
+    asked = {run.tasks[position].task_id for position in run.state.asking} - noted.keys()
     return [
         question_view(run.record, task, task.question or "", _asks(task) if task.task_id in asked else None)
         for task in run.tasks
@@ -470,3 +484,70 @@ def question_view(run: RunRecord, task: TaskRecord, question: str, asks: AskedVi
     """Return the view of a task that waits for a person."""
     names = {"run_id": run.run_id, "run_name": run.name}
     return view_of(QuestionView, task, **names, question=question, since=task.started_at, asks=asks)
+
+
+_DEFAULTED = "no answer by the deadline, so the default answer is used"
+_CHARACTERS_A_TOKEN = 4
+"""The usual rate of tokenizers for English text. An estimate: exact counts need a call of the model."""
+
+
+async def preview_resume(options: RunOptions, run: StoredRun, retry_failed: bool) -> Preview:
+    """Return what a resume does with each task: see `Runs.preview`. Raises as `wait_for_expiry` and `decide`, and
+    StoreError if a conversation that is to be repeated cannot be read.
+    """
+    if not needs_no_work(run, retry_failed):
+        await wait_for_expiry(options, run)
+    plan = await decide(options, run, ResumeOptions(retry_failed=retry_failed))
+    run, steps = plan.run, list(plan.steps)
+    if plan.decided.end is not None and not plan.cancelled:
+        steps = steps_of_decided(steps, fails=plan.decided.end is RunStatus.FAILED)
+    for position, (record, step) in enumerate(zip(run.tasks, steps, strict=True)):
+        reason = step.reason
+        if _is_defaulted(run, step, plan.received):
+            reason = reason.replace(QUESTION_ANSWERED, _DEFAULTED)
+        if position in plan.later and step.action in RUNS:
+            reason += f"; not before {iso(plan.later[position])}"
+        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and step.action in RUNS and plan.evidence.died:
+            reason += f"; starts within {longest_delay(deaths_with(record)):g} s"
+        steps[position] = replace(step, reason=reason)
+        if step.possibly_billed_twice:
+            steps[position] = await _with_input_tokens(run, steps[position])
+    status = shown_status(run.record)
+    status = RunStatus.INTERRUPTED if status in UNDER_WAY else status
+    damaged = tuple(
+        task.task_id for task, step in zip(run.tasks, steps, strict=True) if task.damaged and step.action not in RUNS
+    )
+    to_run = [step for step in steps if step.action in RUNS]
+    repeats = [step for step in to_run if step.possibly_billed_twice]
+    return Preview(
+        run_id=run.record.run_id,
+        status=status,
+        ended=plan.ended,
+        damaged=damaged,
+        runs=len(to_run),
+        adopted=sum(step.action is ResumeAction.ADOPT for step in steps),
+        possibly_billed_twice=len(repeats),
+        repeated_input_tokens=sum(step.input_tokens for step in repeats),
+        tasks={step.task_id: step for step in steps},
+    )
+
+
+def _is_defaulted(run: StoredRun, step: ResumeStep, received: ReceivedAnswers) -> bool:
+    """Return whether the last question of the task is answered by its default."""
+    answer = received.answers.get(step.task_id)
+    before = run.state.answers.get(run.state.dag.position(step.task_id), ())
+    return (answer.by if answer is not None else before[-1].by if before else None) == "default"
+
+
+async def _with_input_tokens(run: StoredRun, step: ResumeStep) -> ResumeStep:
+    task = run.state.dag[step.task_id]
+    try:
+        characters = len(run.state.prompt(task))
+        if task.continues is not None and run.state.is_completed(task.continues):
+            history = await load_history(run.store, run.record.run_id, run.state, task.continues)
+            characters += sum(len(message.content) for message in history.messages)
+    except StoreError:
+        raise
+    except PlaitError:  # an unreadable prompt or conversation costs nothing
+        return step
+    return replace(step, input_tokens=-(-characters // _CHARACTERS_A_TOKEN))

@@ -18,9 +18,10 @@ from plait.clock_and_ids import parse_time
 from plait.events import RUN_ENDS, BackendThrottled, RunTuned
 from plait.persistence.store_records import MessageRecord
 from plait.runner.domain.asked_question import Asking, Way
+from plait.runner.domain.run_result import html_table
 from plait.runner.domain.wait_reasons import WaitReason, clock_time
 from plait.runner.policies.goal_policy import Phase
-from plait.runner.recovery.resume_plan import ResumeAction
+from plait.runner.recovery.resume_plan import ResumeStep
 from plait.runner.state.budget import Budget
 from plait.statuses import AttemptStatus, RunStatus, TaskStatus
 from plait.usage import Usage
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
     from plait.backends.backend_protocol import Reply
-    from plait.runner.recovery.resume import Preview
 
 ANSWERED = "answered, to be resumed"
 """A run that is waiting_input although no task asks: no process has resumed the run since the last answer."""
@@ -422,46 +422,36 @@ class EventView:
 
 
 @view
-class StepView:
-    """The action of a resume for a task."""
-
-    task_id: str
-    action: ResumeAction
-    reason: str
-    possibly_billed_twice: bool
-    input_tokens: int
-    """Estimate of the input tokens that would be billed again."""
-
-
-@view
-class PreviewView:
-    """The actions of a resume."""
+class Preview:
+    """The actions that a resume would take."""
 
     run_id: str
     status: RunStatus
+    """The status of the run as in `RunView`: interrupted for a run stored as under way without a living owner."""
     ended: bool
-    """True if nothing is left to do."""
+    """Whether the run is over, so that a resume would only return the stored result."""
     damaged: tuple[str, ...]
-    """The tasks whose stored result does not fit its checksum, and that would not run again."""
+    """The ids of the tasks whose stored result does not fit its checksum, and that would not run again: a resume counts
+    these tasks as failed.
+    """
     runs: int
-    """Number of tasks that would be executed if no task failed."""
+    """The number of tasks that would be executed if no task failed."""
     adopted: int
+    """The number of tasks whose attempt outlived its process and would be followed."""
     possibly_billed_twice: int
+    """The number of tasks to be executed that may be paid for twice."""
     repeated_input_tokens: int
-    tasks: tuple[StepView, ...]
+    """The estimated number of input tokens that would be paid for twice. Lost output tokens are not included: no count
+    exists.
+    """
+    tasks: Mapping[str, ResumeStep]
+    """The step of each task, by task id, in the order of the DAG."""
 
-    @classmethod
-    def of(cls, preview: Preview) -> PreviewView:
-        """Return what `preview` says of each task."""
-        return view_of(
-            cls,
-            preview,
-            runs=preview.runs,
-            adopted=preview.count(ResumeAction.ADOPT),
-            possibly_billed_twice=len(preview.repeats),
-            repeated_input_tokens=preview.repeated_input_tokens,
-            tasks=tuple([view_of(StepView, one, possibly_billed_twice=one.repeats) for one in preview.tasks.values()]),
-        )
+    def _repr_html_(self) -> str:
+        """Return the preview as a table for a notebook."""
+        caption = f"resume of run {self.run_id}, {self.status.value}: {self.runs} tasks to run"
+        rows = [(task_id, step.action.value, step.reason) for task_id, step in self.tasks.items()]
+        return html_table(caption, ("task", "action", "reason"), rows)
 
 
 @view

@@ -7,11 +7,11 @@ from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseSt
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.run_result import Degradation, ResumeSummary, RunResult, TaskResult
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason
-from plait.runner.recovery.resume import Preview
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeStep
 from plait.runner.views.view_models import (
     AttemptView,
     EventView,
+    Preview,
     QuestionView,
     RunDetail,
     RunView,

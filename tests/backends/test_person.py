@@ -29,7 +29,8 @@ async def test_the_answer_is_the_result(store: Store, schema: object, answer: st
     first = await runner.run(dag(approval))
     assert (first.status, first.waiting) == (RunStatus.WAITING_INPUT, ("approved",))
     (question,) = await runner.runs.questions(first.run_id)
-    assert (question.text, question.schema) == ("Send re: draft?", schema)
+    assert question.asks is not None
+    assert (question.question, question.asks.schema) == ("Send re: draft?", schema)
     if schema:
         with pytest.raises(PlaitError, match="does not fit the question"):
             await runner.resume(first.run_id, answers={"approved": "perhaps"})

@@ -53,7 +53,7 @@ def _kill_at_work(home: Home) -> None:
 
 def _judged(home: Home) -> dict[str, str]:
     verdicts = plait_here(home.path, "resume", "--dry-run", "--json").value["tasks"]
-    return {one["task_id"]: one["action"] for one in verdicts}
+    return {task_id: one["action"] for task_id, one in verdicts.items()}
 
 
 def _told(done: Any) -> dict[str, Any]:

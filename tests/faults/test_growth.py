@@ -59,7 +59,7 @@ async def test_a_crash_costs_a_planner_neither_its_correction_nor_its_talk(store
     verdict = (await runner.runs.preview("r")).tasks["plan"]
     if not begun:
         told = "attempt 1 failed (invalid_output); the mistakes are sent to the agent"
-        assert (verdict.action, verdict.reason, verdict.repeats) == (ResumeAction.CONTINUE, told, False)
+        assert (verdict.action, verdict.reason, verdict.possibly_billed_twice) == (ResumeAction.CONTINUE, told, False)
     result = await runner.resume("r")
     assert (result.status, list(result.tasks)) == (RunStatus.COMPLETED, ["plan", "a"])
     assert [prompt.partition(" ")[0] for prompt in backend.prompts] == ["These", "a"]

@@ -47,7 +47,7 @@ async def test_a_conversation_goes_on_once_after_a_kill(
     async with SQLiteStore(tmp_path / "runs.db") as store:
         runner = ParallelRunner(Keeper(tmp_path), store=store)
         preview = await runner.runs.preview(RUN)
-        assert (preview.tasks["a"].action, [one.text for one in await runner.runs.questions(RUN)]) == (
+        assert (preview.tasks["a"].action, [one.question for one in await runner.runs.questions(RUN)]) == (
             action,
             ["Where to?"] if moment == "asked" else [],
         )

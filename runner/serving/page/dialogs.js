@@ -77,8 +77,9 @@ export function resumeRun(run, retryFailed) {
 
 function previewOf(preview) {
 	if (preview.ended) return h("p", `The run is ${preview.status}; nothing is left to do.`);
-	const steps = preview.tasks.filter((step) => step.action !== "keep");
-	const kept = preview.tasks.length - steps.length;
+	const all = Object.values(preview.tasks);
+	const steps = all.filter((step) => step.action !== "keep");
+	const kept = all.length - steps.length;
 	return [
 		h("p", `${plural(preview.runs, "task")} would run; ${plural(kept, "task")} kept${preview.adopted ? `; ${plural(preview.adopted, "agent")} still at work` : ""}.`),
 		preview.possibly_billed_twice

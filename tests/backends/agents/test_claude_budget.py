@@ -37,7 +37,7 @@ async def test_a_raised_budget_lets_the_turn_go_on_in_its_session(home: Home) ->
         assert (result.status, result.waiting) == (RunStatus.WAITING_INPUT, ("a",))
         assert result.usage.cost_usd == pytest.approx(0.002)
         (asked,) = await runner.runs.questions("r")
-        assert (asked.task_id, asked.text) == ("a", ASKED.format("0.0015", "0.002"))
+        assert (asked.task_id, asked.question) == ("a", ASKED.format("0.0015", "0.002"))
     # As in another process, at another time.
     async with SQLiteStore(home.path / "runs.db") as store:
         runner = ParallelRunner(home.claude(max_budget_usd=0.0015), store=store)
@@ -64,7 +64,7 @@ async def test_a_budget_is_raised_more_than_once(home: Home) -> None:
         runner, _ = await begun(home, store)
         await runner.runs.answer("r", "a", 0.0025)
         await runner.resume("r")
-        assert [one.text for one in await runner.runs.questions("r")] == [ASKED.format("0.0025", "0.003")]
+        assert [one.question for one in await runner.runs.questions("r")] == [ASKED.format("0.0025", "0.003")]
         await runner.runs.answer("r", "a", 1)
         result = await runner.resume("r")
     assert result.status is RunStatus.COMPLETED

@@ -78,7 +78,8 @@ async def test_a_question_without_a_schema_takes_any_value(value: Any) -> None:
     runner = ParallelRunner(LangGraphBackend(chain(ask).compile(checkpointer=InMemorySaver())), store=MemoryStore())
     asked = await runner.run(DAG([Task("a", "go")]))
     (question,) = await runner.runs.questions(asked.run_id)
-    assert question.schema == {}
+    assert question.asks is not None
+    assert question.asks.schema == {}
     done = await runner.resume(asked.run_id, answers={"a": value})
     assert done["a"].data == {"prompt": "go", "status": repr(value), "done": []}
 

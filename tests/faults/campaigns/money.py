@@ -234,7 +234,7 @@ async def _go_on(story: Story, folder: Path, answers: Mapping[str, float], rng: 
             run = await ParallelRunner(**options, store=store, budget=story.budget).run(DAG(story.tasks), run_id="r")
         else:
             runner = ParallelRunner(**options, store=store)
-            asked = {one.task_id: one.schema or {} for one in await runner.runs.questions("r")}
+            asked = {one.task_id: one.asks.schema or {} for one in await runner.runs.questions("r") if one.asks}
             # After a kill the task may have asked once more, for more than it was given.
             fitting = {
                 one: usd for one, usd in answers.items() if one in asked and usd > asked[one]["exclusiveMinimum"]

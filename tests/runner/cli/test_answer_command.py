@@ -89,7 +89,7 @@ def test_a_task_that_must_not_happen_twice_is_asked_about(tmp_path: Path) -> Non
 def test_the_receipt_says_what_may_be_billed_twice(tmp_path: Path) -> None:
     killed(tmp_path, PLAN.replace(", at_most_once: true", ""))
     dry = plait_here(tmp_path, "resume", "--dry-run", "--json").value
-    assert [(task["task_id"], task["action"]) for task in dry["tasks"]] == [
+    assert [(task_id, task["action"]) for task_id, task in dry["tasks"].items()] == [
         ("before", "keep"),
         ("pay", "start over"),
         ("after", "start"),

@@ -212,8 +212,9 @@ async def test_a_message_in_another_conversation_keeps_the_deadline_of_a_questio
     record = await store.get_run(run_id)
     assert record is not None and record.lease_expires_at is not None
     (question,) = await runner.runs.questions(run_id)
-    assert question.deadline_at is not None
-    assert record.lease_expires_at == parse_time(question.deadline_at)
+    assert question.asks is not None
+    assert question.asks.deadline_at is not None
+    assert record.lease_expires_at == parse_time(question.asks.deadline_at)
     await runner.runs.continue_task(run_id, "b", "and now?")
     after = await store.get_run(run_id)
     assert after is not None

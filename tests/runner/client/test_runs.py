@@ -486,12 +486,12 @@ async def test_runs_are_exported_and_deleted(tmp_path: Path) -> None:
 async def test_a_task_that_a_crash_cut_waits_for_a_person_before_any_resume(store: Store) -> None:
     runs = ParallelRunner(Talker(), store=store).runs
     await die(store, Dying(lambda prompt: prompt == "pay"), DAG([Task("pay", "pay", at_most_once=True)], name="bills"))
-    assert await runs.list_questions() == await runs.list_questions("r") == []
-    (one,) = await runs.list_questions("r", interrupted=True)
-    assert await runs.list_questions(interrupted=True) == [one]
+    assert await runs.questions() == await runs.questions("r") == []
+    (one,) = await runs.questions("r", interrupted=True)
+    assert await runs.questions(interrupted=True) == [one]
     assert (one.run_name, one.task_id, one.attempt, one.asks) == ("bills", "pay", 1, None)
     await runs.settle("r", "pay", "done", "paid")
-    assert await runs.list_questions("r", interrupted=True) == []
+    assert await runs.questions("r", interrupted=True) == []
 
 
 async def test_an_estimate_counts_the_calls_of_an_earlier_run_and_calls_nothing() -> None:

@@ -158,7 +158,7 @@ async def test_a_value_that_does_not_fit_is_refused_and_the_question_stays(
         await runner.resume(run_id, answers={"a": value})
     with pytest.raises(PlaitError, match=why):
         await runner.runs.answer(run_id, "a", value)
-    assert [one.text for one in await runner.runs.questions(run_id)] == ["How?"]
+    assert [one.question for one in await runner.runs.questions(run_id)] == ["How?"]
 
 
 async def test_an_answer_is_kept_as_json_that_every_store_can_hold(store: Store) -> None:

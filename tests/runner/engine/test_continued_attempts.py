@@ -160,7 +160,8 @@ async def test_a_crash_in_the_meantime_changes_nothing(goes_on: bool, store: Sto
     backend.made = 1
     runner = ParallelRunner(backend, store=store, clock=clock)
     step = (await runner.runs.preview("r")).tasks["a"]
-    assert (step.action, step.repeats) == (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER, False)
+    assert step.action is (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER)
+    assert not step.possibly_billed_twice
     assert "; not before 2027-01-15T1" in step.reason
     async with runner.start_resume("r") as run:
         told = [event async for event in run.events()]

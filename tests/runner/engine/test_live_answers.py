@@ -70,7 +70,7 @@ async def test_others_go_on_while_one_waits(store: Store) -> None:
         seen: list[str] = []
         async for event in run.events():
             if isinstance(event, new_events.TaskWaiting):
-                assert [one.text for one in await runner.runs.questions(run.run_id)] == ["Go?"]
+                assert [one.question for one in await runner.runs.questions(run.run_id)] == ["Go?"]
                 work.release()
             if isinstance(event, new_events.TaskCompleted):
                 seen.append(event.task_id)
@@ -119,7 +119,9 @@ async def test_a_deadline_is_no_reason_to_stay(store: Store) -> None:
     with anyio.fail_after(60):
         result = await runner.run(LATE)
         assert (await runner.resume(result.run_id)).status is RunStatus.WAITING_INPUT
-    assert (await runner.runs.questions(result.run_id))[0].default == "later"
+    (asked,) = await runner.runs.questions(result.run_id)
+    assert asked.asks is not None
+    assert asked.asks.default == "later"
 
 
 @pytest.mark.parametrize(

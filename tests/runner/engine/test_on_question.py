@@ -175,7 +175,7 @@ async def test_an_answer_to_an_earlier_question_is_not_one_to_the_next(store: St
         with pytest.raises(AnswerConflict, match=r"attempt 1 .* was answered; attempt 2 asks 'Delete production\?'"):
             await runner.runs.answer(run.run_id, "a", True, attempt=seen.attempt)
         run.stop()
-    assert [question.text for question in await runner.runs.questions(run.run_id)] == ["Delete production?"]
+    assert [one.question for one in await runner.runs.questions(run.run_id)] == ["Delete production?"]
 
 
 async def test_ask_works_in_tasks_and_in_no_callback() -> None:

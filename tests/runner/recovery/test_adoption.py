@@ -33,7 +33,7 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     (a, b) = (await foretold(world)).tasks.values()
     finished = "the agent has finished, and its answer can be read"
     reason = f"{finished if ended else 'the agent is still running'} (outliver, pid {pid})"
-    assert (a.action, a.reason, a.repeats) == (ResumeAction.ADOPT, reason, False)
+    assert (a.action, a.reason, a.possibly_billed_twice) == (ResumeAction.ADOPT, reason, False)
     assert b.action is ResumeAction.START
     result, told = await resumed(world, allow_once_adopted(world, "go"))
     assert result.text == {"a": "re: work", "b": "re: use re: work"}
@@ -72,7 +72,7 @@ async def test_a_turn_that_was_cut_goes_on_if_its_session_is_known_anywhere(worl
     step = (await foretold(world)).tasks["a"]
     goes_on = known != "nowhere"
     assert step.action is (ResumeAction.CONTINUE if goes_on else ResumeAction.START_OVER)
-    assert step.repeats
+    assert step.possibly_billed_twice
     world.allow("x")
     result, told = await resumed(world)
     assert result.status is RunStatus.COMPLETED

@@ -56,7 +56,7 @@ async def test_an_answer_left_behind_is_taken_by_the_next_resume(store: Store) -
     with pytest.raises(AnswerConflict, match="the last question was answered by person"):
         await other.runs.answer(run_id, "a", "no")
     preview = await other.runs.preview(run_id)
-    assert (preview.tasks["a"].action, preview.repeats) == (ResumeAction.START_OVER, ())
+    assert (preview.tasks["a"].action, preview.possibly_billed_twice) == (ResumeAction.START_OVER, 0)
     assert preview.tasks["a"].reason == "the question is answered, and the task's code runs again from the start"
     result = await ParallelRunner(asks(), store=store).resume(run_id)
     assert (result.text["b"], result.resume_summary and result.resume_summary.repeated) == ("so yes", 0)
@@ -188,7 +188,7 @@ async def test_a_note_sent_at_the_deadline_counts_before_the_default(store: Stor
     run_id = (await waiting(store, clock=clock, default=default, deadline=60)).run_id
     runner = ParallelRunner(asks(), store=store, clock=clock)
     (question,) = await runner.runs.questions(run_id)
-    await store.send(run_id, note("yes", question.deadline_at or ""))
+    await store.send(run_id, note("yes", (question.asks and question.asks.deadline_at) or ""))
     clock.now += 1000
     assert await runner.runs.questions(run_id) == []
     assert (await runner.runs.preview(run_id)).tasks["a"].action is ResumeAction.START_OVER
@@ -347,7 +347,8 @@ async def test_a_person_is_told_how_to_settle_a_task_that_asked_nothing() -> Non
     async with runner.start(DAG([Task("pay", "x", at_most_once=True)])) as run:
         await called.wait()
         run.stop()
-    assert await runner.runs.questions(run.run_id) == []
+    (waits,) = await runner.runs.questions(run.run_id)
+    assert (waits.task_id, waits.asks) == ("pay", None)
     with pytest.raises(
         PlaitError, match="has no question of its own: settle the task with --done TEXT, --again or --fail"
     ):
@@ -369,7 +370,7 @@ async def test_the_same_holds_for_a_conversation(store: Store) -> None:
     clock.now += 61
     step = (await runner.runs.preview(run_id)).tasks["a"]
     reason = "no answer by the deadline, so the default answer is used"
-    assert (step.action, step.repeats, step.reason) == (ResumeAction.CONTINUE, False, reason)
+    assert (step.action, step.possibly_billed_twice, step.reason) == (ResumeAction.CONTINUE, False, reason)
     result = await runner.resume(run_id)
     assert (result.text["a"], talker.prompts) == ("re: later", ["late", "later", "so re: later"])
 

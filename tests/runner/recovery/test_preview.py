@@ -168,8 +168,8 @@ async def check(seed: int) -> bool:
         assert preview.ended
         return True
     assert result.resume_summary.ran == preview.runs, seed
-    assert result.resume_summary.repeated == len(preview.repeats), seed
-    assert result.resume_summary.adopted == preview.count(ResumeAction.ADOPT) == backend.adopted.total(), seed
+    assert result.resume_summary.repeated == preview.possibly_billed_twice, seed
+    assert result.resume_summary.adopted == preview.adopted == backend.adopted.total(), seed
     return True
 
 
@@ -184,7 +184,7 @@ async def test_the_estimate_counts_prompt_and_history(store: Store) -> None:
     dag = DAG([Task("a", prompt="x" * 36), Task("b", prompt="y" * 60, continues="a")])
     await die(store, Dying(lambda prompt: prompt.startswith("y")), dag)
     preview = await ParallelRunner(Talker(), store=store).runs.preview("r")
-    assert [step.task_id for step in preview.repeats] == ["b"]
+    assert [name for name, step in preview.tasks.items() if step.possibly_billed_twice] == ["b"]
     assert preview.repeated_input_tokens == (60 + 36 + len("re: ") + 36) // 4
 
 

@@ -128,7 +128,7 @@ def test_a_task_that_pairs_up_with_another_does_not_wait_for_all_of_the_other() 
 def test_what_lives_is_not_asked_about(left: DetachedTurn | None, action: ResumeAction, reason: str) -> None:
     evidence = Evidence(detached={} if left is None else {"b": left})
     step = plan_resume(DAG_OF_TWO, records("completed", "running"), evidence=evidence)[1]
-    assert (step.action, step.repeats) == (action, False)
+    assert (step.action, step.possibly_billed_twice) == (action, False)
     assert step.reason.startswith(reason)
 
 
