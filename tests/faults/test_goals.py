@@ -21,6 +21,7 @@ from tests.faults.campaigns import (
     kills,
     machine,
     money,
+    parking,
     partitions,
     power,
     schedule_bugs,
@@ -131,6 +132,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "slow": slow.PLANTED.keys(),
         "machine": machine.BUGS.keys(),
         "money": money.BUGS.keys(),
+        "parking": parking.BUGS.keys(),
     }
     assert planted.keys() == set(METHODS)
     for mistake, (module, name) in TO_BE_SEEN.items():

@@ -19,6 +19,7 @@ METHODS = (
     "kills",
     "server_kills",
     "money",
+    "parking",
     "power",
     "files",
     "two",

@@ -50,6 +50,8 @@ GOALS = (
     Goal("acknowledged results lost by SIGKILLs", "kills", "acknowledged results lost", most=0),
     Goal("completed tasks executed again", "kills", "completed tasks executed again", most=0),
     Goal("extra attempts per task in flight at a kill", "kills", "extra attempts per task in flight", most=1),
+    Goal("plans with two limits, completed with nobody there", "parking", None, 40),
+    Goal("calls beyond those under way and a probe for each opening", "parking", "", most=0),
     Goal("power losses", "power", None, 50_000),
     Goal("acknowledged results lost by power losses", "power", "acknowledged lost", most=0),
     Goal("schedules", "schedules", None, 10_000),

@@ -139,7 +139,7 @@ def tell(seed: int, bug: str | None = None) -> Told:
         folder, answers = Path(place), dict[str, float]()
         for turn in range(_ROUNDS):
             kill = rng.randint(1, 60) if told.kills.total() < _KILLS else None
-            ended = _in_a_process(partial(_execute, story, folder, answers, kill, seed * 1_000 + turn, bug), folder)
+            ended = in_a_process(partial(_execute, story, folder, answers, kill, seed * 1_000 + turn, bug), folder)
             _judge(folder, limits, told)
             if told.violations:
                 return told
@@ -185,7 +185,7 @@ def _judge_end(ended: Mapping[str, Any], told: Told) -> None:
         told.broken(f"{ended['reserved']} reserved for ever")
 
 
-def _in_a_process(work: Callable[[], Any], folder: Path) -> dict[str, Any] | str:
+def in_a_process(work: Callable[[], Any], folder: Path) -> dict[str, Any] | str:
     """Run `work` in a process, and return what it returned; the name of the boundary at which it was killed."""
     said = folder / "said"
     said.unlink(missing_ok=True)
