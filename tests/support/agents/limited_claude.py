@@ -3,7 +3,7 @@
 
 $HOME/offset holds the seconds to add to the system clock. $HOME/account is what the provider knows: how many answers
 are left before the account closes, and how it closes each time: [window, seconds announced, seconds that it stays
-closed beyond]. $HOME/log has a line for each call: [time, "begun" | "refused" | "answered", task, process deaths so far].
+closed beyond]. $HOME/log has a line for each call: [time, "begun" | "refused" | "answered", task, deaths so far].
 """
 
 from __future__ import annotations
