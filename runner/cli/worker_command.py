@@ -126,6 +126,8 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
             beside.cancel_scope.cancel()
         if failure is not None:
             raise failure
+        with suppress(StoreError):  # what dead processes have left, since no other one may be there
+            await UnsentNotices(store).send()
         ended = [await runs.get(run_id, tasks=False) for run_id in woken]
         parked = await runs.list(MOST_RUNS_SEARCHED, statuses=[RunStatus.PARKED])
     if as_json:

@@ -565,8 +565,12 @@ class Executor:
             self.end("policy")
 
     def _park_if_all_waits(self) -> None:
-        """Leave the run if everything that is left of it waits for a time, other tasks for a person at most."""
-        if self.ended_by is not None or (until := self._scheduler.waits_until(self._delays.ends)) is None:
+        """Leave the run if everything that is left of it waits for a time, other tasks for a person at most. An answer
+        that waits for its judge is kept by this process alone.
+        """
+        if self._calls or self.ended_by is not None:
+            return
+        if (until := self._scheduler.waits_until(self._delays.ends)) is None:
             return
         until = min(until, *deadlines(self._state), inf)
         if until - self._run.options.clock.wall() > PARK_S:

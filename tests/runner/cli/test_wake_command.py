@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from plait.runner.cli import worker_command
+from tests.support.processes import fleet
+from tests.support.processes.browser import ui
 from tests.support.processes.command import Done, plait, plait_here
 
 PLAN = """
@@ -118,6 +120,25 @@ def test_wake_parks_a_run_again_whose_limit_has_not_ended(folder: Path, monkeypa
     run_id = parked(folder, monkeypatch, "--json").value["run_id"]
     assert json_of(folder, "wake")["woken"] == [{"run_id": run_id, "status": "parked", "error": None}]
     assert calls(folder) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["ui", "worker"])
+def test_a_page_and_a_worker_wake_a_run_by_themselves(folder: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    run_id = parked(folder, monkeypatch, "--json").value["run_id"]
+    (folder / "open").touch()
+    process = ui(folder) if by == "ui" else fleet.worker(folder, ".plait/plait.db", 1)
+    with process:
+        fleet.until(lambda: json_of(folder, "show", run_id)["status"] == "completed")
+    assert calls(folder) == 3, "the refused call, and one for each task"
+
+
+@pytest.mark.slow
+def test_a_worker_parks_a_run_and_is_free_for_the_next(folder: Path) -> None:
+    ids = [plait_here(folder, "run", "plan.yaml", "--queue").out.strip() for _ in range(2)]
+    with fleet.worker(folder, ".plait/plait.db", 1):
+        fleet.until(lambda: [json_of(folder, "show", one)["status"] for one in ids] == ["parked"] * 2)
+    assert {json_of(folder, "show", one)["owner"] for one in ids} == {None}
 
 
 def test_wake_says_what_keeps_a_run_from_going_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from plait import ParallelRunner, RunStatus, SQLiteStore, Store, Task, ask
+from plait import Check, MemoryStore, ParallelRunner, RunStatus, SQLiteStore, Store, Task, ask
 from plait.clock_and_ids import Clock, parse_time
 from plait.errors import BackendError, ErrorKind, PlaitError
 from plait.events import RunParked, TaskRetried
 from plait.runner.client.wake_runs import DueRuns
 from plait.runner.engine.executor import PARK_S
+from tests.support.seeded_loop import VirtualClock, run_seeded
 
 HOURS = 3600.0
 DAY = 24 * HOURS
@@ -241,3 +242,32 @@ async def test_a_run_of_one_task_parks_again_and_again(store: Store, provider: P
         provider.closed_until = provider.clock.wall() + provider.wait
         result = await runner(store, provider).resume("r")
     assert len(provider.calls) == 4
+
+
+def test_an_answer_that_waits_for_its_judge_keeps_the_run_here() -> None:
+    """It is in the memory of this process alone, and would have to be paid for again."""
+    called: list[str] = []
+
+    async def answers(prompt: str) -> str:
+        called.append(prompt)
+        await anyio.sleep(1)
+        return prompt
+
+    async def strict(prompt: str) -> object:
+        if prompt == "b" and called.count("b") == 0:
+            called.append(prompt)
+            raise BackendError(ErrorKind.RATE_LIMITED, "limit", retry_after=5 * HOURS)
+        return {"ok": True, "reason": "fine"}
+
+    async def run() -> RunStatus:
+        tasks = [
+            Task("a", "a", check=Check(judge="Fine? {{ answer }}", backend="strict")),
+            Task("b", "b", backend="strict"),
+        ]
+        runner = ParallelRunner(
+            answers, backends={"strict": strict}, store=MemoryStore(), clock=VirtualClock(), park=True, concurrency=4
+        )
+        return (await runner.run(tasks)).status
+
+    assert run_seeded(run, 0) is RunStatus.COMPLETED
+    assert called == ["a", "b"] or called == ["b", "a"]
