@@ -30,10 +30,15 @@ _RESET = 0x4 if _IS_MACOS else -0x80000000
 
 
 async def stop_on_signal(
-    stop: Callable[[], None], note: Callable[[str], None], *, task_status: anyio.abc.TaskStatus[None]
+    stop: Callable[[], None],
+    note: Callable[[str], None],
+    at_shutdown: Callable[[], None] | None = None,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
 ) -> None:
-    """Call `stop` at the first signal; a second Ctrl-C or SIGTERM ends the process. A signal that is ignored from the
-    start stays ignored: a shell ignores Ctrl-C for background jobs, and `nohup` ignores SIGHUP.
+    """Call `stop` at the first signal, or `at_shutdown`, if given, at a SIGTERM or SIGHUP; a second Ctrl-C or SIGTERM
+    ends the process. A signal that is ignored from the start stays ignored: a shell ignores Ctrl-C for background jobs,
+    and `nohup` ignores SIGHUP.
     """
     handled = [one for one in (*_ENDING, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
     ending = [one for one in _ENDING if one in handled]
@@ -42,7 +47,7 @@ async def stop_on_signal(
         with anyio.open_signal_receiver(*handled) as signals:
             end_at_second(ending)
             task_status.started()
-            async for _ in signals:
+            async for first in signals:
                 stopping = True
                 # The first signal may be another one than the second.
                 for number in ending:
@@ -51,7 +56,7 @@ async def stop_on_signal(
                     signal.signal(signal.SIGHUP, _ignore_hangup)
                 _show_cursor()
                 note("stopping, and storing the state of the run; a second signal exits at once")
-                stop()
+                (stop if at_shutdown is None or first == signal.SIGINT else at_shutdown)()
                 await anyio.sleep_forever()
     finally:
         if stopping and signal.SIGHUP in handled:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from datetime import datetime
+from functools import partial
 
 import anyio
 
@@ -106,13 +107,13 @@ async def _drive(run: Run, progress: Progress, display: Display) -> RunResult:
     """Start `run`, and show it to its end. Return its result. Raises as `Run.result`."""
     end: events.RunEnded | None = None
 
-    def stop() -> None:
+    def stop(*, is_shutdown: bool = False) -> None:
         progress.leave()
-        run.stop()
+        run.stop(until_woken=is_shutdown)
 
     try:
         async with anyio.create_task_group() as beside:
-            await beside.start(stop_on_signal, stop, display.note)
+            await beside.start(stop_on_signal, stop, display.note, partial(stop, is_shutdown=True))
             beside.start_soon(_refresh_display, display)
             async with run:
                 async for event in run.events():

@@ -182,7 +182,7 @@ def _goes_on(result: RunResult) -> str:
     """Return until when a parked run waits, in words."""
     now = time.time()
     due = now if result.due_at is None else parse_time(result.due_at)
-    return f"everything waits until {clock_time(due, now)}, in {age(max(0.0, due - now))}"
+    return f"everything waits until {clock_time(due, now)}, in {age(due - now)}" if due > now else "due at once"
 
 
 def _summary_parts(result: RunResult) -> Iterator[str]:

@@ -101,7 +101,7 @@ class LiveRun:
     parks: bool = False
     """Whether this process leaves the run once everything waits for a time: see `ParallelRunner`."""
     wakes: bool = False
-    """Whether the run was woken with nobody there: if this process is stopped, the next one that wakes runs goes on."""
+    """Whether nobody is there: if this process is stopped, the run is due for the next one that wakes runs."""
     requires_record: bool = False
     """Whether a new run must not begin unless its creation is stored."""
 
@@ -329,10 +329,12 @@ class Run:
         if self._group is None:
             raise RuntimeError("the run has not begun; use it as `async with runner.start(dag) as run:`")
 
-    def stop(self) -> None:
+    def stop(self, *, until_woken: bool = False) -> None:
         """Stop the run now: start no further task, end the running attempts, store the state. `resume` continues the
-        run. The cost of the ended attempts may be unknown.
+        run; with `until_woken`, for a shutdown of the machine, `Runs.wake` does so too, if the run parks. The cost of
+        the ended attempts may be unknown.
         """
+        self._live.wakes |= until_woken and self._live.parks
         self._live.end("stop")
 
     def cancel(self) -> None:

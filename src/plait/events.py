@@ -312,8 +312,8 @@ class RunInterrupted(RunEnded):
 
 @value
 class RunParked(RunEnded):
-    """Everything that is left of the run waits for a time, and this process has left the run until then. The run keeps
-    its status.
+    """Everything that is left of the run waits for a time, and this process has left the run until then; or it was
+    stopped with nobody there, and the run is due at once. The run keeps its status.
     """
 
     kind: ClassVar[str] = "run_parked"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +17,7 @@ import pytest
 from plait.runner.cli import worker_command
 from tests.support.processes import fleet
 from tests.support.processes.browser import ui
-from tests.support.processes.command import Done, plait, plait_here
+from tests.support.processes.command import Done, environment, plait, plait_here
 
 PLAN = """
 name: limited
@@ -32,6 +35,16 @@ async def work(prompt):
         file.write(prompt + "\\n")
     if not Path("open").exists():
         raise BackendError(ErrorKind.RATE_LIMITED, "usage limit reached", retry_after=18_000)
+    return "done"
+"""
+HANGS = """
+from pathlib import Path
+import anyio
+
+async def work(prompt):
+    Path("calls").touch()
+    while not Path("open").exists():
+        await anyio.sleep(0.01)
     return "done"
 """
 _DAY = 86_400.0
@@ -139,6 +152,25 @@ def test_a_worker_parks_a_run_and_is_free_for_the_next(folder: Path) -> None:
     with fleet.worker(folder, ".plait/plait.db", 1):
         fleet.until(lambda: [json_of(folder, "show", one)["status"] for one in ids] == ["parked"] * 2)
     assert {json_of(folder, "show", one)["owner"] for one in ids} == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status", "code"), [(signal.SIGINT, "interrupted", 6), (signal.SIGTERM, "parked", 7)]
+)
+def test_a_shutdown_leaves_a_run_to_the_next_wake_and_ctrl_c_does_not(
+    folder: Path, number: signal.Signals, status: str, code: int
+) -> None:
+    (folder / "work.py").write_text(HANGS)
+    words = [sys.executable, "-m", "plait", "run", "plan.yaml", "--park"]
+    with subprocess.Popen(words, cwd=folder, env=environment(), stderr=subprocess.DEVNULL) as process:
+        fleet.until((folder / "calls").exists)
+        process.send_signal(number)
+        assert process.wait(60) == code
+    (folder / "open").touch()
+    (run,) = json_of(folder, "runs")
+    assert run["status"] == status
+    assert [one["status"] for one in json_of(folder, "wake")["woken"]] == (["completed"] if code == 7 else [])
 
 
 def test_wake_says_what_keeps_a_run_from_going_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

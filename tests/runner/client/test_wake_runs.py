@@ -127,6 +127,15 @@ async def test_a_run_that_a_person_has_stopped_stays_stopped(store: Store) -> No
     assert await woken(store, backend) == {}
 
 
+@pytest.mark.parametrize(("parks", "then"), [(True, RunStatus.PARKED), (False, RunStatus.INTERRUPTED)])
+async def test_a_run_that_parks_goes_on_after_a_shutdown(store: Store, *, parks: bool, then: RunStatus) -> None:
+    backend = Limited()
+    async with runner(store, backend, park=parks).start(TASKS, "r") as run:
+        run.stop(until_woken=True)
+    assert (await run.result()).status is then
+    assert await woken(store, backend) == ({"r": None} if parks else {})
+
+
 async def test_a_woken_run_whose_process_is_stopped_goes_on_with_the_next(store: Store) -> None:
     backend = Limited()
     await runner(store, backend, park=True).run(TASKS, "r")

@@ -256,7 +256,7 @@ def test_an_answer_that_waits_for_its_judge_keeps_the_run_here() -> None:
     async def strict(prompt: str) -> object:
         if prompt == "b" and called.count("b") == 0:
             called.append(prompt)
-            raise BackendError(ErrorKind.RATE_LIMITED, "limit", retry_after=5 * HOURS)
+            raise BackendError(ErrorKind.RATE_LIMITED, "limit", retry_after=2 * PARK_S)
         return {"ok": True, "reason": "fine"}
 
     async def run() -> RunStatus:
