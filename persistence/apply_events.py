@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from plait import events
 from plait.persistence import tables, write_rules
-from plait.persistence.checksums import SHORT, checksum, digest
 from plait.persistence.store_records import THOUGHTS, RunRecord
+from plait.persistence.tables import SHORT, checksum, digest
 from plait.statuses import TASK_DONE
 from plait.usage import NO_USAGE, Usage
 

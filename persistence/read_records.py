@@ -16,7 +16,6 @@ from plait.errors import Conflict, StoreError
 from plait.events import EVENTS, Owner, RunCreated
 from plait.persistence import delete_runs, tables, write_rules
 from plait.persistence.apply_events import Applied, CachedRun, TaskState, apply_events
-from plait.persistence.checksums import checksum, damaged, digest
 from plait.persistence.store_records import (
     AttemptRecord,
     Claim,
@@ -26,6 +25,7 @@ from plait.persistence.store_records import (
     RunRecord,
     TaskRecord,
 )
+from plait.persistence.tables import checksum, damaged, digest
 from plait.statuses import TASK_STATUSES
 from plait.usage import NO_USAGE, Usage
 

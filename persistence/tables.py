@@ -1,4 +1,4 @@
-"""The tables, the same in SQLite and PostgreSQL, and the statements on them.
+"""The tables, the same in SQLite and PostgreSQL, the statements on them, and the checksums and digests in them.
 
 A dialect fills in the words in braces, renders a `Write` for many rows, and adapts the placeholders `?`.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable
 from functools import cache, lru_cache
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from zlib import crc32
 
+from plait.errors import StoreError
 from plait.statuses import TASK_STATUSES, AttemptStatus, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
@@ -384,3 +387,43 @@ LIST_SESSIONS: Final = """SELECT session_id FROM attempts WHERE session_id IS NO
 UNION SELECT session_id FROM tasks WHERE session_id IS NOT NULL"""
 LIST_OPENED_SESSIONS: Final = "SELECT detail FROM events WHERE kind = 'session_opened'"
 """With the sessions that another session of the same attempt has replaced."""
+
+
+_LARGE: Final = 64 * 1024
+SHORT: Final = _LARGE // 4
+"""The number of characters of a text that is never large, because a character takes four bytes at most."""
+
+
+def damaged(run_id: str, what: str) -> StoreError:
+    return StoreError(
+        f"run {run_id!r} is damaged: {what} does not fit its checksum; restore a copy of the store, or start a new run"
+    )
+
+
+def checksum(owner: str, text: str | None, more: str | None = None) -> int:
+    """Return the CRC-32 of the text, and of more, that belong to the task or run `owner`."""
+    if len(text or "") + len(more or "") <= SHORT:
+        whole = f"{owner}\0{text}" if more is None else f"{owner}\0{text}\0{len(more)}\0{more}"
+        return crc32(whole.encode())
+    rest = ("",) if more is None else (f"\0{len(more)}\0", more)
+    value = 0
+    for part in (f"{owner}\0", str(text), *rest):
+        for piece in _encoded(part):
+            value = crc32(piece, value)
+    return value
+
+
+def digest(text: str) -> bytes | None:
+    """Return the key in `texts` of a large text; None for a text that belongs into its row."""
+    if len(text) <= SHORT or (len(text) <= _LARGE and len(text.encode()) <= _LARGE):
+        return None
+    value = sha256()
+    for piece in _encoded(text):
+        value.update(piece)
+    return value.digest()
+
+
+def _encoded(text: str) -> Iterator[bytes]:
+    """Yield the text in pieces, because a copy of a large text needs as much memory again."""
+    for start in range(0, len(text), SHORT):
+        yield text[start : start + SHORT].encode()

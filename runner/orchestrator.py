@@ -19,8 +19,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
-from plait.runner.engine.event_feed import EventReader
-from plait.runner.engine.live_run import Run
+from plait.runner.engine.live_run import EventReader, Run
 from plait.runner.engine.run_options import OwnStore, StoreOrPlace
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.policies.goal_messages import ANSWER_ID, EXECUTOR, Team

@@ -12,13 +12,12 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_val
 from plait.backends.agents.agent_catalog import ACP_AGENTS, agent, backend_class
 from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
-from plait.backends.function_backend import PersonBackend, as_backend
+from plait.backends.function_backend import PersonBackend, as_backend, named_function
 from plait.backends.models.anthropic_api import AnthropicBackend
 from plait.backends.models.load_balancing import LoadBalancedBackend
 from plait.backends.models.local_model import LocalBackend, missing_parts
 from plait.backends.models.model_api import RemoteBackend, check_extra
 from plait.backends.models.openai_api import OpenAIBackend
-from plait.backends.specs.user_functions import named_function
 from plait.errors import BackendUnavailable
 
 if TYPE_CHECKING:

@@ -45,8 +45,6 @@ from plait.runner.client.wake_runs import DueRuns
 from plait.runner.domain import policy as policies
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
-from plait.runner.engine.checkpointer import unbounded
-from plait.runner.engine.event_feed import Feed, LiveText, TextPiece
 from plait.runner.engine.inbox import LOOK_EVERY_S, wake
 from plait.runner.engine.lease import (
     Liveness,
@@ -57,8 +55,9 @@ from plait.runner.engine.lease import (
     shown_status,
     wait_for_expiry,
 )
-from plait.runner.engine.live_run import Run
-from plait.runner.engine.run_options import RunOptions
+from plait.runner.engine.live_run import Feed, Run
+from plait.runner.engine.live_text import LiveText, TextPiece
+from plait.runner.engine.run_options import RunOptions, unbounded
 from plait.runner.recovery.resume import (
     OnUnreached,
     ResumeOptions,

@@ -13,7 +13,7 @@ from plait.persistence.store_protocol import Store
 from plait.program_log import logger
 from plait.runner.client.run_backends import FileOptions, StoredBackends
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget, stored_targets, usable_targets
-from plait.runner.engine.checkpointer import bounded
+from plait.runner.engine.run_options import bounded
 from plait.runner.state.stored_run import read_settings
 
 LOOK_AGAIN_S = 60.0

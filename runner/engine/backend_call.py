@@ -23,7 +23,7 @@ from plait.failpoints import reached
 from plait.json_form import JsonValue, to_json, value
 from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, Way
-from plait.runner.engine.checkpointer import Cancels
+from plait.runner.engine.run_options import Cancels
 from plait.safe_text import clean_text, shown, without_secrets
 from plait.usage import NO_USAGE, Usage
 

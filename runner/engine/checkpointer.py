@@ -21,7 +21,8 @@ the writer forgets the starts behind the refusal, with all that follows from the
 executor starts nothing more. The run then goes on from what is stored, as after a crash (`Diverged`).
 If a change is lost, the end of the run is not stored either: the run stays resumable.
 
-Each call of a run's store, reads included, has a time limit, and every failure of a call is a StoreError (`bounded`).
+Each call of a run's store, reads included, has a time limit, and every failure of a call is a StoreError (`bounded` in
+`run_options`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice, repeat
-from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -43,18 +42,18 @@ import anyio.lowlevel
 from plait import events
 from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, Gap, StoreBusy, StoreError, StoreNotOpen, StoreRefused
-from plait.events import Event, RunClaimed, RunCreated, TasksAdded
+from plait.events import Event, RunClaimed
 from plait.failpoints import reached
 from plait.json_form import value
-from plait.persistence.store_protocol import ServerStore, Store
+from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch
 from plait.program_log import logger
 from plait.runner.domain.run_result import Degradation
-from plait.runner.engine.event_feed import Feed
-from plait.runner.state.attempt_files import files_root
+from plait.runner.engine.run_options import Cancels, server_of
 from plait.statuses import TaskStatus
 
-_T = TypeVar("_T")
+Publish: TypeAlias = Callable[[Event], None]
+"""Shows an event, which is stored, to whoever follows the run."""
 
 FIRST_RETRY_S = 0.1
 """Seconds before the first retry of a failed write. Each further failure doubles the delay."""
@@ -78,7 +77,6 @@ KEPT_BYTES = 64 << 20
 
 _LONGEST_REASON = 1000
 _ENDS_OF_RUNS = events.RunEnded, events.RunReleased
-_ADD_TASKS = RunCreated, TasksAdded
 _ENDS_OF_ATTEMPTS = events.TaskCompleted | events.TaskFailed | events.TaskRetried | events.TaskWaiting
 
 
@@ -151,10 +149,10 @@ class Checkpointer:
     store refuses the first write of the run or is not open, or a write fails with `strict`.
     """
 
-    def __init__(self, store: Store, run_id: str, feed: Feed, clock: Clock, strict: bool) -> None:
+    def __init__(self, store: Store, run_id: str, publish: Publish, clock: Clock, strict: bool) -> None:
         self._store = store
         self._run_id = run_id
-        self._feed = feed
+        self._publish_event = publish
         self._clock = clock
         self._strict = strict
         self._position = WritePosition()
@@ -310,7 +308,7 @@ class Checkpointer:
                 return
             if patience is not None and tries == len(LAST_TRIES_S):
                 logger(run=self._run_id).warning("waiting_for_store", seconds=patience, unstored=self._count_unstored())
-                self._feed.publish(events.StoreAwaited(iso(self._clock.wall()), self._count_unstored(), patience))
+                self._publish_event(events.StoreAwaited(iso(self._clock.wall()), self._count_unstored(), patience))
             with outlasting_cancellation(), anyio.CancelScope() as self._pause:
                 await self._clock.sleep(delay)
             await self._write_unstored()
@@ -328,7 +326,7 @@ class Checkpointer:
         if self.fatal is not None:
             return
         for event in chain(self._untold, islice(self._unstored, self._told, None)):
-            self._feed.publish(event)
+            self._publish_event(event)
         self._untold, self._told = [], len(self._unstored)
         reached("events.published")
 
@@ -395,7 +393,7 @@ class Checkpointer:
         self._settled.add(ended.task_id)
         self._unstored[0], self._again = failed, 1
         if self._told:  # during an outage
-            self._feed.publish(failed)
+            self._publish_event(failed)
 
     def _follows_nothing_forgotten(self, untold: Sequence[Event]) -> Callable[[Event], bool]:
         """Return a filter of the events `untold`, in their order. It forgets the starts that nobody was told of, and
@@ -547,7 +545,7 @@ class Checkpointer:
             self.degraded[-1] = replace(self.degraded[-1], until=at)
         self.degraded.append(Degradation(at, None, str(error)))
         logger(run=self._run_id).warning("store_degraded", error=str(error), unstored=self._count_unstored())
-        self._feed.publish(events.StoreDegraded(at, str(error)))
+        self._publish_event(events.StoreDegraded(at, str(error)))
 
     @property
     def began(self) -> bool:
@@ -561,7 +559,7 @@ class Checkpointer:
         self.degraded[-1] = replace(self.degraded[-1], until=at)
         self._retry_s = FIRST_RETRY_S
         logger(run=self._run_id).warning("store_recovered", changes=count)
-        self._feed.publish(events.StoreRecovered(at, count))
+        self._publish_event(events.StoreRecovered(at, count))
 
 
 @value
@@ -644,106 +642,15 @@ class UnstoredSink:
 
     away = False
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, publish: Publish) -> None:
+        self._publish_event = publish
         self.on_refused: Callable[[], None] = lambda: None
 
     def submit(self, new_events: Sequence[Event]) -> Commit:
         """Publish `new_events` at once. Return a commit that is set already."""
         for event in new_events:
-            self._feed.publish(event)
+            self._publish_event(event)
         return COMMITTED
-
-
-TASKS_WITHIN_LIMIT = 100_000
-"""Most tasks that a store adds within its usual limit, which no run may miss for its size alone. SQLite takes about 7 s
-for a million.
-"""
-
-
-def bounded(store: Store, seconds: float) -> Store:
-    """Return `store` with a limit of `seconds` for each call. After a timeout, as after an exception, the result of a
-    write is unknown. A write that adds tasks has as long again for each TASKS_WITHIN_LIMIT of them.
-    """
-    return store if isinstance(store, _Bounded) else cast("Store", _Bounded(store, seconds))
-
-
-def unbounded(store: Store) -> Store:
-    """Return the store without the limit of `bounded`."""
-    return store.inner if isinstance(store, _Bounded) else store
-
-
-def server_of(store: object) -> ServerStore | None:
-    """Return `store`, or the store that it wraps and names as its `server`; None without a server."""
-    found = getattr(store, "server", store)
-    return found if isinstance(found, ServerStore) else None
-
-
-class _Bounded:
-    def __init__(self, store: Store, seconds: float) -> None:
-        self.inner, self._seconds = store, seconds
-        self.server: ServerStore | None = server_of(store)
-        """The store itself, without a time limit, if it is on a server."""
-
-    @property
-    def files_root(self) -> Path | None:
-        return files_root(self.inner)
-
-    async def write(self, batch: Batch) -> None:
-        added = sum(len(event.tasks) for event in batch.events if isinstance(event, _ADD_TASKS))
-        await _answer(self.inner.write(batch), self._seconds * (1 + added // TASKS_WITHIN_LIMIT))
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._call, getattr(self.inner, name))
-
-    async def _call(self, method: Callable[..., Awaitable[_T]], *arguments: object, **options: object) -> _T:
-        return await _answer(method(*arguments, **options), self._seconds)
-
-
-async def _answer(call: Awaitable[_T], seconds: float) -> _T:
-    cancels = Cancels()
-    with anyio.move_on_after(seconds) as limit:
-        try:
-            return await call
-        except StoreError:
-            raise
-        except asyncio.CancelledError as error:
-            if limit.cancel_called or cancels.since:
-                raise
-            raise StoreError(f"the store raised {error!r}, but plait had not cancelled the call") from error
-        except Exception as error:
-            # A third-party store must not end the run, whatever the exception.
-            raise StoreError(f"{type(error).__name__}: {error}") from error
-    raise StoreError(f"the store did not answer within {seconds:g} s")
-
-
-class Cancels:
-    """Cancellation requests sent to the current task since construction, by a cancel scope or by `Task.cancel()`."""
-
-    __slots__ = ("_before", "_task")
-
-    def __init__(self) -> None:
-        self._task = asyncio.current_task()
-        self._before = 0 if self._task is None else self._task.cancelling()
-
-    @property
-    def since(self) -> bool:
-        """True if the current task itself has been cancelled since construction.
-
-        False if only the awaited code raised CancelledError, such as a backend's own task cancelled by other code. An
-        error of the latter kind is an ordinary failure and must not end the run.
-        """
-        return self._task is not None and self._task.cancelling() > self._before
-
-    def withdraw(self) -> None:
-        """Withdraw the recorded cancellation requests from the current task.
-
-        Needed after a backend call: a home-made time-out may cancel the calling task and catch the error without
-        calling `uncancel`, and the task would count as cancelled from then on. A cancelled scope delivers its
-        cancellation again.
-        """
-        while self._task is not None and self._task.cancelling() > self._before:
-            self._task.uncancel()
 
 
 @contextmanager

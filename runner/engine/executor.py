@@ -46,6 +46,7 @@ import anyio.lowlevel
 
 from plait import events
 from plait.backends.backend_protocol import Output
+from plait.backends.process.child_process import ProgramBackend
 from plait.backends.running_turn import Cancellation
 from plait.json_form import JsonInput
 from plait.runner.domain.asked_question import RAISES, Way
@@ -59,7 +60,7 @@ from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, deadlines, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter
-from plait.runner.engine.work_folders import WorkFolders, work_folders
+from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.state.budget import Budget
 from plait.statuses import TASK_DONE, TaskStatus
@@ -88,7 +89,8 @@ class Executor:
         self._scheduler = run.scheduler
         self._policy_driver = None if run.policy is None else PolicyDriver(run.policy, run)
         self._stamp = run.stamp
-        self._folders = work_folders(run, self._wake)
+        has_writers = any(isinstance(one, ProgramBackend) and one.writes for one in run.options.backends.values())
+        self._folders = WorkFolders(run, self._wake) if has_writers else None
         self._attempt_runner = AttemptRunner(run, self._folders, self._slot_for_judge)
         self.outcomes = outcomes(run)
         self._workers: anyio.abc.TaskGroup | None = None

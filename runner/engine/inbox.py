@@ -23,8 +23,8 @@ from plait.persistence.store_records import Note, NoteRecord
 from plait.program_log import logger
 from plait.runner.domain.asked_question import Asking, OnQuestion, OpenQuestion
 from plait.runner.domain.run_tuning import retry_in, tuned_in
-from plait.runner.engine.checkpointer import Cancels, server_of
 from plait.runner.engine.live_run import LiveRun
+from plait.runner.engine.run_options import Cancels, server_of
 from plait.runner.state.stored_run import asks_for_cancel
 
 LOOK_EVERY_S = 1.0

@@ -20,9 +20,9 @@ from plait.events import Event, LeaseRenewed, Owner, RunClaimed, RunReleased
 from plait.failpoints import reached
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
-from plait.runner.engine.checkpointer import Checkpointer, WritePosition, server_of
+from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.run_options import RunOptions
+from plait.runner.engine.run_options import RunOptions, server_of
 from plait.runner.state.attempt_files import has_files, kill_orphans
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import UNDER_WAY, RunStatus

@@ -1,4 +1,5 @@
-"""A run in this process: `LiveRun`, what its parts share from start to end, and `Run`, the handle of its caller.
+"""A run in this process: `LiveRun`, what its parts share from start to end, `Feed`, which passes its events to readers,
+and `Run`, the handle of its caller.
 
     made        by `ParallelRunner`, before anything is read or stored: from now on the run can be stopped
     prepared    with a state, an owner and the unfinished work of earlier processes: `prepare_resume`, for a stored run
@@ -9,11 +10,13 @@ A run that goes on from what is stored (`Diverged`) is prepared and executed aga
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeAlias
+from weakref import ref
 
 import anyio
 import anyio.abc
@@ -22,7 +25,18 @@ from plait.backends.backend_protocol import DetachedTurn
 from plait.backends.running_turn import Cancellation
 from plait.clock_and_ids import stamper
 from plait.errors import PlaitError
-from plait.events import Event, Owner, RunTuned
+from plait.events import (
+    Event,
+    EventsDropped,
+    Owner,
+    RunCancelling,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    RunTuned,
+    TaskEvent,
+    TaskOutput,
+)
 from plait.json_form import JsonValue, value
 from plait.program_log import Log, logger
 from plait.runner.domain.notify_target import NotifyTarget
@@ -30,7 +44,6 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.checkpointer import EventSink, WritePosition
-from plait.runner.engine.event_feed import EventReader, Feed
 from plait.runner.engine.run_options import RunOptions, policy_backends
 from plait.runner.engine.worst_case import WorstCases, calls_of
 from plait.runner.reuse.earlier_answers import EarlierAnswers
@@ -40,6 +53,110 @@ from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import PolicyState
 from plait.statuses import RunStatus
 from plait.task import Task
+
+
+class EventReader:
+    """An iterator over a run's events, in order, from the creation of the reader to the event that ends the run.
+
+    Up to `limit` events wait for a slow reader; beyond the limit, task outputs are dropped and counted in an
+    EventsDropped. If several asyncio tasks iterate over the same reader, each event goes to exactly one task.
+    """
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._waiting: deque[Event] = deque()
+        self._limit = limit
+        self._dropped = 0
+        self._news = anyio.Event()
+        self._closed = False
+
+    def put(self, event: Event) -> None:
+        """Append an event. Never waits."""
+        if isinstance(event, TaskOutput) and len(self._waiting) >= self._limit:
+            self._dropped += 1
+            return
+        if self._dropped:
+            self._waiting.append(EventsDropped(event.at, self._dropped))
+            self._dropped = 0
+        self._waiting.append(event)
+        self._news.set()
+
+    def take_waiting(self) -> list[Event]:
+        """Return and remove the events that wait for this reader. Never waits."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def close(self) -> None:
+        """End the iteration after the events already received."""
+        self._closed = True
+        self._news.set()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._waiting:
+            if self._closed:
+                raise StopAsyncIteration
+            if self._news.is_set():  # otherwise other tasks already wait for this event object
+                self._news = anyio.Event()
+            await self._news.wait()
+        return self._waiting.popleft()
+
+
+class Feed:
+    """The publisher of a run's events. Without readers, publishing costs nothing."""
+
+    def __init__(self) -> None:
+        self._readers: tuple[ref[EventReader], ...] = ()
+        """Weak references: dropping the last reference to a reader frees the reader and the waiting events."""
+        self._ended = False
+        self.status = RunStatus.QUEUED
+        """The status of the run according to the published events."""
+
+    def reader(self) -> EventReader:
+        """Return a new reader of the events published from now on."""
+        reader = EventReader()
+        self._readers = (*self._readers, ref(reader, self._remove))
+        if self._ended:
+            reader.close()
+        return reader
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody reads the events: without readers, an event that is not stored need not be made."""
+        return bool(self._readers)
+
+    def publish(self, event: Event) -> None:
+        """Pass `event` to every reader, unless it is not shown. Do nothing after the event that ends the run."""
+        if self._ended or not event.shown:
+            return
+        for reference in self._readers:
+            if (reader := reference()) is not None:
+                reader.put(event)
+        if not isinstance(event, TaskEvent):
+            self._note(event)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, RunEnded):
+            self.status = event.status
+            self.close()
+        elif isinstance(event, RunCancelling):
+            self.status = RunStatus.CANCELLING
+        elif isinstance(event, RunStarted | RunResumed):
+            self.status = RunStatus.RUNNING
+
+    def close(self) -> None:
+        """Close all readers, later readers included, because the run is over."""
+        self._ended = True
+        for one in self._readers:
+            if (reader := one()) is not None:
+                reader.close()
+
+    def _remove(self, gone: ref[EventReader]) -> None:
+        # A new tuple, not a shorter list: a reader may be collected at any moment, even while `publish` iterates.
+        self._readers = tuple(one for one in self._readers if one is not gone)
+
 
 EarlyEnd: TypeAlias = Literal["stop", "cancel"]
 

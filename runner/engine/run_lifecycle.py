@@ -83,7 +83,7 @@ async def execute_run(run: LiveRun) -> RunResult | Diverged:
 
             async with sending_notices(run, store):
                 return await _execute_stored(run, store)
-        run.sink = UnstoredSink(run.feed)
+        run.sink = UnstoredSink(run.feed.publish)
         run.sink.submit(run.first_events)
         return await _execute(run)
     finally:
@@ -93,7 +93,7 @@ async def execute_run(run: LiveRun) -> RunResult | Diverged:
 
 async def _execute_stored(run: LiveRun, store: Store) -> RunResult | Diverged:
     options = run.options
-    run.sink = checkpointer = Checkpointer(store, run.run_id, run.feed, options.clock, options.strict)
+    run.sink = checkpointer = Checkpointer(store, run.run_id, run.feed.publish, options.clock, options.strict)
     run.on_late_end = None
     assert run.owner is not None
     checkpointer.begin_at(run.position)

@@ -1,4 +1,5 @@
-"""The options of a runner, the accounts of its backends, and whether it has the backends that a DAG needs.
+"""The options of a runner: its store, opened and with a time limit for each call, the accounts of its backends, and
+whether it has the backends that a DAG needs.
 
 The account of a server and key belongs to the process: what the server counts is known to all runs of the process,
 whichever runner began them. A limiter of a rate outlives event loops and runs, because the server counts on. What
@@ -12,12 +13,13 @@ import asyncio
 import operator
 import os
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import anyio
@@ -32,17 +34,28 @@ from plait.backends.extras import missing_extra
 from plait.backends.function_backend import as_backend
 from plait.backends.prices import Price
 from plait.clock_and_ids import Clock
-from plait.errors import BackendMissing, BackendUnavailable, DAGError, InvalidRequest, Problem, StoreUnusable, nearest
+from plait.errors import (
+    BackendMissing,
+    BackendUnavailable,
+    DAGError,
+    InvalidRequest,
+    Problem,
+    StoreError,
+    StoreUnusable,
+    nearest,
+)
+from plait.events import RunCreated, TasksAdded
 from plait.json_form import JsonValue, value
-from plait.persistence.store_protocol import Store
+from plait.persistence.store_protocol import ServerStore, Store
+from plait.persistence.store_records import Batch
 from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
-from plait.runner.engine.checkpointer import bounded
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Account, Concurrency, SlotPool, default_concurrency
+from plait.runner.state.attempt_files import files_root
 from plait.runner.state.budget import check_budget
 from plait.runner.state.task_files import with_digests
 from plait.safe_text import SCHEMES, masked_address
@@ -65,6 +78,7 @@ if TYPE_CHECKING:
     from plait.persistence.postgres_store import PostgresStore
     from plait.persistence.sqlite_store import SQLiteStore
 
+_T = TypeVar("_T")
 StoreOrPlace: TypeAlias = "Store | str | os.PathLike[str]"
 """A store, the path of a SQLite file, or the address of a PostgreSQL database (`postgresql://user@host/database`)."""
 _Key: TypeAlias = tuple[str, object]
@@ -204,6 +218,97 @@ class OwnStore:
                     self._users -= 1
                     if not self._users:
                         await self._own.close()
+
+
+TASKS_WITHIN_LIMIT = 100_000
+"""Most tasks that a store adds within its usual limit, which no run may miss for its size alone. SQLite takes about 7 s
+for a million.
+"""
+
+
+def bounded(store: Store, seconds: float) -> Store:
+    """Return `store` with a limit of `seconds` for each call. After a timeout, as after an exception, the result of a
+    write is unknown. A write that adds tasks has as long again for each TASKS_WITHIN_LIMIT of them.
+    """
+    return store if isinstance(store, _Bounded) else cast("Store", _Bounded(store, seconds))
+
+
+def unbounded(store: Store) -> Store:
+    """Return the store without the limit of `bounded`."""
+    return store.inner if isinstance(store, _Bounded) else store
+
+
+def server_of(store: object) -> ServerStore | None:
+    """Return `store`, or the store that it wraps and names as its `server`; None without a server."""
+    found = getattr(store, "server", store)
+    return found if isinstance(found, ServerStore) else None
+
+
+class _Bounded:
+    def __init__(self, store: Store, seconds: float) -> None:
+        self.inner, self._seconds = store, seconds
+        self.server: ServerStore | None = server_of(store)
+        """The store itself, without a time limit, if it is on a server."""
+
+    @property
+    def files_root(self) -> Path | None:
+        return files_root(self.inner)
+
+    async def write(self, batch: Batch) -> None:
+        added = sum(len(event.tasks) for event in batch.events if isinstance(event, RunCreated | TasksAdded))
+        await _answer(self.inner.write(batch), self._seconds * (1 + added // TASKS_WITHIN_LIMIT))
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._call, getattr(self.inner, name))
+
+    async def _call(self, method: Callable[..., Awaitable[_T]], *arguments: object, **options: object) -> _T:
+        return await _answer(method(*arguments, **options), self._seconds)
+
+
+async def _answer(call: Awaitable[_T], seconds: float) -> _T:
+    cancels = Cancels()
+    with anyio.move_on_after(seconds) as limit:
+        try:
+            return await call
+        except StoreError:
+            raise
+        except asyncio.CancelledError as error:
+            if limit.cancel_called or cancels.since:
+                raise
+            raise StoreError(f"the store raised {error!r}, but plait had not cancelled the call") from error
+        except Exception as error:
+            # A third-party store must not end the run, whatever the exception.
+            raise StoreError(f"{type(error).__name__}: {error}") from error
+    raise StoreError(f"the store did not answer within {seconds:g} s")
+
+
+class Cancels:
+    """Cancellation requests sent to the current task since construction, by a cancel scope or by `Task.cancel()`."""
+
+    __slots__ = ("_before", "_task")
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+
+    @property
+    def since(self) -> bool:
+        """True if the current task itself has been cancelled since construction.
+
+        False if only the awaited code raised CancelledError, such as a backend's own task cancelled by other code. An
+        error of the latter kind is an ordinary failure and must not end the run.
+        """
+        return self._task is not None and self._task.cancelling() > self._before
+
+    def withdraw(self) -> None:
+        """Withdraw the recorded cancellation requests from the current task.
+
+        Needed after a backend call: a home-made time-out may cancel the calling task and catch the error without
+        calling `uncancel`, and the task would count as cancelled from then on. A cancelled scope delivers its
+        cancellation again.
+        """
+        while self._task is not None and self._task.cancelling() > self._before:
+            self._task.uncancel()
 
 
 class RunOptions:

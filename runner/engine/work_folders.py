@@ -111,9 +111,3 @@ class WorkFolders:
 
 def _are_one(folder: Path, other: Path) -> bool:
     return folder.is_relative_to(other) or other.is_relative_to(folder)
-
-
-def work_folders(run: LiveRun, wake: Callable[[int], None]) -> WorkFolders | None:
-    """Return the folders of a run; None for a run without programs that write."""
-    has_writers = any(isinstance(one, ProgramBackend) and one.writes for one in run.options.backends.values())
-    return WorkFolders(run, wake) if has_writers else None

@@ -36,7 +36,6 @@ from plait.runner.domain.notify_target import stored_targets
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.domain.run_tuning import Tuning
-from plait.runner.engine.event_feed import Feed
 from plait.runner.engine.lease import (
     Liveness,
     acquire,
@@ -47,7 +46,7 @@ from plait.runner.engine.lease import (
     unregister,
     wait_for_expiry,
 )
-from plait.runner.engine.live_run import AdoptedAttempt, LiveRun, Run
+from plait.runner.engine.live_run import AdoptedAttempt, Feed, LiveRun, Run
 from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
 from plait.runner.engine.run_lifecycle import Diverged, execute_run, note_cancelled
 from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
@@ -381,9 +380,9 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.encoded()))
-    notes = await run.store.list_notes(record.run_id) if run.status in RUN_DONE else run.notes
-    live.tuning = Tuning.of(notes)
     still: Sequence[events.RunTuned] = ()
+    if notes := await run.store.list_notes(record.run_id) if run.status in RUN_DONE else run.notes:
+        live.tuning = Tuning.of(notes)
     if live.tuning.changes:
         news = live.tuning.news_since(await _told_tuning(run.store, record.run_id))
         still = [one for one in live.tuning.in_force if one not in news]

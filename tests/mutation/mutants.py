@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
     "src/plait/task.py",
-    "persistence/checksums.py",
     "persistence/store_records.py",
     "persistence/tables.py",
     "persistence/write_rules.py",

@@ -7,7 +7,7 @@ from zlib import crc32
 
 import pytest
 
-from plait.persistence.checksums import SHORT, checksum, damaged, digest
+from plait.persistence.tables import SHORT, checksum, damaged, digest
 
 LARGE_SIZES = [SHORT - 1, SHORT, SHORT + 1, 2 * SHORT, 2 * SHORT + 1, 5 * SHORT + 3]
 

@@ -27,7 +27,7 @@ from anyio.abc import TaskGroup
 from plait import ParallelRunner, PlaitError, Run, RunStatus, TaskStatus
 from plait.errors import RunNotFound, RunNotResumable, RunOwned
 from plait.persistence import MemoryStore
-from plait.runner.engine.event_feed import EventReader
+from plait.runner.engine.live_run import EventReader
 from plait.statuses import RUN_DONE
 from tests.faults.campaigns.report import Report, Scale
 from tests.faults.campaigns.schedule_bugs import BUGS

@@ -13,7 +13,7 @@ from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.errors import Conflict, OwnershipLost, RunExists, StoreBusy, StoreError
 from plait.events import RunCompleted, RunEnded, StoreDegraded, StoreRecovered, TaskCompleted, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore
-from plait.runner.engine import checkpointer
+from plait.runner.engine import run_options
 from plait.runner.engine.outcomes import STORE_WAITS_S
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, copy_of, on_write
@@ -101,7 +101,7 @@ async def test_a_hanging_store_is_cut_off_by_its_time_out_and_then_waited_for_no
 
 
 async def test_a_write_that_adds_many_tasks_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointer, "TASKS_WITHIN_LIMIT", 11)
+    monkeypatch.setattr(run_options, "TASKS_WITHIN_LIMIT", 11)
     store = FaultyStore(MemoryStore(), on_write(lambda _: Fault.HANG))
     with anyio.fail_after(60):
         result = await run(store, store_timeout=0.05).run(WIDE)

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from plait.persistence import SQLiteStore
-from plait.persistence.checksums import checksum
+from plait.persistence.tables import checksum
 from tests.contracts.store.samples import ANSWER, ASK, DONE_A, OPENING, START_A, Writer
 from tests.support.processes.warm import Warm
 
