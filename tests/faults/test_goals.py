@@ -21,6 +21,7 @@ from tests.faults.campaigns import (
     kills,
     machine,
     money,
+    notice_kills,
     parking,
     partitions,
     power,
@@ -133,6 +134,7 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "machine": machine.BUGS.keys(),
         "money": money.BUGS.keys(),
         "parking": parking.BUGS.keys(),
+        "notice_kills": notice_kills.BUGS.keys(),
     }
     assert planted.keys() == set(METHODS)
     for mistake, (module, name) in TO_BE_SEEN.items():

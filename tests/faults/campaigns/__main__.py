@@ -20,6 +20,7 @@ METHODS = (
     "server_kills",
     "money",
     "parking",
+    "notice_kills",
     "power",
     "files",
     "two",
