@@ -278,7 +278,7 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "told before it is stored": _told_before_it_is_stored,
 }
 """What plants each bug in a process."""
-_TRIED = 10
+_TRIED = 60
 
 
 def is_caught(bug: str) -> bool:
