@@ -99,7 +99,8 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
 
     Runs that were begun with --park, or parked once, go on by themselves: at their time, once a person has answered,
     and after their process has died. A run that a person has stopped stays stopped. Prints which runs go on, and which
-    are not due yet. Ctrl-C or SIGTERM leaves the runs to the next call.
+    are not due yet, and sends the notices that other processes have left. Ctrl-C or SIGTERM leaves the runs to the next
+    call.
     """
     if install:
         print_line(timer_text(store_path))
@@ -121,6 +122,7 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
                     with waiting:
                         await runs.wake(told)
                         await runs.driven_to_end()
+                        await UnsentNotices(store).send()
             except PlaitError as error:
                 failure = error
             beside.cancel_scope.cancel()

@@ -65,6 +65,7 @@ _PAGE = 1_000
 
 _WORDS: Final[Mapping[str, Sequence[NoticeWord]]] = {
     events.TaskWaiting.kind: ("question", "budget"),
+    events.RunParked.kind: ("parked",),
     events.RunFailed.kind: ("failed",),
     events.RunCompleted.kind: ("done",),
 }
@@ -225,6 +226,9 @@ async def _notice(store: Store, run_id: str, event: EventRecord, word: NoticeWor
         error = None if record is None else record.error
         notice["error"] = _told_text(error or "")
         text = f"{run} has failed" + (f": {one_line(notice['error'])}" if error else "")
+    elif event.kind == events.RunParked.kind:
+        notice["until"] = json.loads(event.detail).get("until")
+        text = f"{run} waits until {notice['until']}"
     elif event.kind == events.RunCompleted.kind and record is not None:
         cost = record.usage.cost_usd
         notice |= {"cost_usd": cost}

@@ -23,6 +23,8 @@ class Receiver(ThreadingHTTPServer):
         """Those that were answered with a good status."""
         self.refused: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.arrived = threading.Event()
+        """Set once a notice was answered with a good status."""
         self.on_notice: Callable[[dict[str, Any]], None] = lambda _notice: None
 
     @property
@@ -47,6 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("location", receiver.location)
         self.send_header("content-length", "0")
         self.end_headers()
+        if receiver.status < 300:
+            receiver.arrived.set()
 
     def log_message(self, *_: object) -> None:
         return

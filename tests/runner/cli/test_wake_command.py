@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from plait.runner.cli import worker_command
 from tests.support.processes import fleet
 from tests.support.processes.browser import ui
 from tests.support.processes.command import Done, environment, plait, plait_here
+from tests.support.processes.warm import Warm
+from tests.support.receiver import receiving
 
 PLAN = """
 name: limited
@@ -218,3 +221,26 @@ def test_the_timer_of_a_server_shows_no_password(folder: Path) -> None:
     assert done.code == 0
     assert "secret" not in done.out
     assert "postgresql://me" in done.out
+
+
+@pytest.mark.parametrize("by", ["wake", "worker", "serve"])
+def test_what_a_dead_process_left_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("HOOK", receiver.url)
+        (folder / "open").touch()
+        plan = PLAN.replace("name: limited", "name: limited\nnotify: [{url_env: HOOK, on: [done]}]")
+        (folder / "plan.yaml").write_text(plan)
+        receiver.status = 503
+        with shifted(monkeypatch, -_DAY):
+            assert plait_here(folder, "run", "plan.yaml").code == 0
+        receiver.status = 200
+        if by == "wake":
+            assert plait_here(folder, "wake").code == 0
+        else:
+            more = ["--backends", "plan.yaml", "--port", "0"] if by == "serve" else []
+            words = [sys.executable, "-m", "plait", by, *more]
+            with Warm(words, cwd=folder, env=environment(HOOK=receiver.url), stdout=PIPE, stderr=STDOUT) as process:
+                receiver.arrived.wait(60)
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=60)
+        assert [one["id"] for one in receiver.notices] == [receiver.refused[0]["id"]]

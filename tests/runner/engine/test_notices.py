@@ -15,7 +15,7 @@ import pytest
 from plait import ParallelRunner, Retry, RunStatus, SQLiteStore, Task
 from plait.backends import ask
 from plait.clock_and_ids import Clock, iso
-from plait.errors import StoreRequired
+from plait.errors import BackendError, ErrorKind, StoreRequired
 from plait.events import RunClaimed, RunCompleted, RunCreated, RunStarted
 from plait.persistence import Store
 from plait.persistence.store_records import Batch
@@ -95,6 +95,17 @@ async def test_a_higher_budget_is_asked_for_under_its_own_word(store: Store, rec
         (notice,) = receiver.notices
         assert (notice["on"], notice["task"], other.notices) == ("budget", "t2", [])
         assert "raise it to?" in notice["text"]
+
+
+async def test_a_parked_run_tells_until_when(store: Store, receiver: Receiver) -> None:
+    async def closed(_prompt: str) -> str:
+        raise BackendError(ErrorKind.RATE_LIMITED, "usage limit reached", retry_after=18_000)
+
+    result = await ParallelRunner(closed, store=store, notify=[to(receiver)], park=True).run([Task("a", "go")], "r")
+    assert result.status is RunStatus.PARKED
+    (notice,) = receiver.notices
+    assert (notice["on"], notice["until"]) == ("parked", result.due_at)
+    assert notice["text"] == f"r waits until {result.due_at}"
 
 
 async def test_only_what_a_target_asks_for_is_told(store: Store, receiver: Receiver) -> None:
