@@ -16,7 +16,8 @@ from plait.json_form import JsonValue
 from plait.safe_text import parse_json
 
 _BY_STATUS: Mapping[int, ErrorKind] = {
-    **dict.fromkeys((401, 402, 403), ErrorKind.AUTH),
+    **dict.fromkeys((401, 403), ErrorKind.AUTH),
+    402: ErrorKind.NO_CREDIT,
     **dict.fromkeys((408, 409, 425), ErrorKind.TRANSIENT),
     413: ErrorKind.CONTEXT_OVERFLOW,
     429: ErrorKind.RATE_LIMITED,
@@ -26,7 +27,7 @@ _BY_CODE: Mapping[str, ErrorKind] = {
     **dict.fromkeys(("context_length_exceeded", "exceed_context_size_error", "request_too_large"),
                     ErrorKind.CONTEXT_OVERFLOW),
     **dict.fromkeys(("json_validate_failed", "output_parse_failed", "tool_use_failed"), ErrorKind.INVALID_OUTPUT),
-    **dict.fromkeys(("insufficient_quota", "billing_error"), ErrorKind.AUTH),
+    **dict.fromkeys(("insufficient_quota", "billing_error"), ErrorKind.NO_CREDIT),
     **dict.fromkeys(("content_filter", "content_policy_violation", "invalid_prompt"), ErrorKind.REFUSED),
     "overloaded_error": ErrorKind.OVERLOADED,
     **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), ErrorKind.RATE_LIMITED),
@@ -47,7 +48,7 @@ _TOO_LARGE = "request too large"
 """In the message that a single request exceeds the tokens of a whole minute. Waiting does not help, whatever the status
 and the code say.
 """
-_QUOTA_PHRASES = ("credit balance is too low",)
+_CREDIT_PHRASES = ("credit balance is too low", "credits are depleted", "insufficient credits", "insufficient balance")
 _REFUSED_PHRASE = "your input was flagged"
 _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 """Statuses with which some servers report a used-up limit, and others an error that lasts. The message decides."""
@@ -78,8 +79,8 @@ def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
             return _BY_CODE[word]
     if status in _OF_OVERFLOWS and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
         return ErrorKind.CONTEXT_OVERFLOW
-    if any(phrase in lowered for phrase in _QUOTA_PHRASES):
-        return ErrorKind.AUTH
+    if any(phrase in lowered for phrase in _CREDIT_PHRASES):
+        return ErrorKind.NO_CREDIT
     if _REFUSED_PHRASE in lowered:
         return ErrorKind.REFUSED
     if status in _OF_SOME_LIMITS and reports_limit(detail):
@@ -145,29 +146,34 @@ def _parsed(raw: JsonValue) -> JsonValue:
 
 # Usage limits, and when they end, in messages of servers and agents, which are written for people.
 
-_UNIT = r"(?:ms|milliseconds?|d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)(?![a-z])"
+_UNIT = r"(?:ms|milliseconds?|w(?:eeks?)?|d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)(?![a-z])"
 _PART = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({_UNIT})", re.IGNORECASE)
 _SPAN = re.compile(
     rf"\b(?:again|retry|resets?) (?:in|after) ((?:\d{{1,9}}(?:\.\d{{1,9}})?\s*{_UNIT}[\s,]*(?:and )?)+)", re.IGNORECASE
 )
-_SECONDS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_SECONDS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _EPOCH = re.compile(r"\|(\d{10})\b")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _CLOCK = re.compile(
     r"\b(?:resets?|again) (?:on )?(?:at )?"
-    rf"(?:(?P<weekday>{'|'.join(_DAYS)})[a-z]{{0,6}},? (?:at )?)?"
+    rf"(?:(?P<weekday>{'|'.join(_DAYS)})[a-z]{{0,6}},? (?:at )?|(?P<tomorrow>tomorrow),? (?:at )?)?"
     rf"(?:(?P<month>{'|'.join(_MONTHS)})[a-z]{{0,6}} (?P<day>\d{{1,2}})(?:st|nd|rd|th)?,? (?:at )?"
     r"(?:(?P<year>\d{4}),? (?:at )?)?)?"
-    r"(?P<hour>\d{1,2})(?=:\d| ?[ap]m)(?::(?P<minute>\d{2}))?(?: ?(?P<half>[ap])m)?\b"
-    r"(?: \((?P<zone>[\w+/-]{1,40})\))?",
+    r"(?:(?P<hour>\d{1,2})(?=:\d| ?[ap]m)(?::(?P<minute>\d{2}))?(?: ?(?P<half>[ap])m)?|(?P<word>midnight|noon))\b"
+    r"(?: \((?P<zone>[\w+/-]{1,40})\)| (?P<bare_zone>UTC|GMT|[A-Z]\w{1,20}/\w{1,20})\b)?",
     re.IGNORECASE,
 )
 _DATE = re.compile(r"\baccess on (\d{4}-\d\d-\d\d) at (\d\d:\d\d) UTC", re.IGNORECASE)
+_STAMP = re.compile(
+    r"\b(?:resets?|again|until) (?:on |at )?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)"
+    r"(?: ?(Z|UTC|[+-]\d\d:\d\d))?",
+    re.IGNORECASE,
+)
 _NAMED = re.compile(r"\b(?:limits?|quota|usage)\b", re.IGNORECASE)
 _REACHED = re.compile(
     r"\b(?:hit|reached) your (?:(?!context|token)[\w.'\u2019-]+ ){0,4}limits?\b"
-    r"|\b(?:hour|daily|weekly|monthly|session|usage) limit reached\b"
+    r"|\b(?:hour|daily|weekly|monthly|session|usage|spend|spending) limit reached\b"
     r"|\blimit reached\b\W{1,5}resets?\b",
     re.IGNORECASE,
 )
@@ -184,7 +190,7 @@ tomorrow: clocks differ, and a limit may end a moment later than announced.
 def reports_limit(text: str) -> bool:
     """Return whether `text` reports a used-up limit of an account or a model, by its words or by the time it ends."""
     text = text[:2000]
-    states_end = any(form.search(text) for form in (_SPAN, _EPOCH, _DATE, _CLOCK))
+    states_end = any(form.search(text) for form in (_SPAN, _EPOCH, _DATE, _STAMP, _CLOCK))
     return bool(_REACHED.search(text) or (states_end and _NAMED.search(text)))
 
 
@@ -200,8 +206,9 @@ def seconds_left(text: str, now: float) -> float | None:
     moment ago. `now` has to be the time at which the text was written.
 
     Known forms are "try again in 3 days 4 hours", "retry in 38.4s", "reset after 10h15m3s", "resets 3pm
-    (Europe/Berlin)", "resets at 14:30", "resets Tuesday 9am (UTC)", "try again at Nov 25th, 2026 3:05 PM" (local
-    time), "regain access on 2026-12-01 at 00:00 UTC", and "usage limit reached|1795000000".
+    (Europe/Berlin)", "resets at 14:30", "resets at midnight UTC", "resets tomorrow at 9am", "resets Tuesday 9am (UTC)",
+    "try again at Nov 25th, 2026 3:05 PM" (local time), "resets at 2026-12-01T00:00:00Z", "regain access on 2026-12-01
+    at 00:00 UTC", and "usage limit reached|1795000000".
     """
     text = text[:2000]
     if match := _SPAN.search(text):
@@ -211,6 +218,9 @@ def seconds_left(text: str, now: float) -> float | None:
     try:
         if match := _DATE.search(text):
             return max(0.0, datetime.fromisoformat(f"{match[1]}T{match[2]}Z").timestamp() - now)
+        if match := _STAMP.search(text):
+            zone = "Z" if (match[2] or "").upper() in {"Z", "UTC"} else match[2] or ""
+            return max(0.0, datetime.fromisoformat(match[1] + zone).timestamp() - now)
         match = _CLOCK.search(text)
         return max(0.0, _moment(match, now) - now) if match else None
     except (ValueError, OverflowError, OSError):
@@ -234,13 +244,15 @@ def _short(unit: str) -> str:
 
 def _moment(match: re.Match[str], now: float) -> float:
     """Return the end of the minute at which the clock shows `found`, next time or a moment ago."""
-    here = datetime.fromtimestamp(now, UTC).astimezone(_zone(match["zone"]))
-    hour = int(match["hour"])
+    here = datetime.fromtimestamp(now, UTC).astimezone(_zone(match["zone"] or match["bare_zone"]))
+    hour = int(match["hour"] or (0 if (match["word"] or "").lower() == "midnight" else 12))
     if match["half"] is not None:
         hour = hour % 12 + (12 if match["half"].lower() == "p" else 0)
     then = here.replace(hour=hour, minute=int(match["minute"] or 0), second=0, microsecond=0)
     if match["month"] is None:
         step, ahead = 1, 0
+        if match["tomorrow"] is not None:
+            return (then + timedelta(days=1) + _MINUTE).timestamp()
         if match["weekday"] is not None:
             step, ahead = 7, (_DAYS.index(match["weekday"].lower()) - here.weekday()) % 7
         days = (then + timedelta(days=ahead + day) + _MINUTE for day in (-step, 0, step))

@@ -57,6 +57,8 @@ class ParallelRunner:
     - `limits`: the number of tasks running at once per backend, by its name.
     - `rates`: the requests and tokens per minute per backend, by its name, kept before the server has to refuse. They
       hold for all runs of this process that use the same backend name, server and key.
+    - `or_else`: the spare backends of a backend, by its name, in the order in which they take its tasks over while a
+      limit of a minute or more, or the end of its credit, closes it. A task goes back with its next attempt.
     - `shared_limits`: whether `concurrency` and `limits` apply to all runs of an event loop together, which then
       receive slots in turn, instead of to each run. A task must then not wait for another run, which may need its slot.
     - `strict`: whether a failure of the store ends the run.

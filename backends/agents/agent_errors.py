@@ -25,8 +25,8 @@ _PHRASES: Sequence[tuple[ErrorKind, Sequence[str]]] = (
                                  "\nerror: --json-schema is not", "\nerror loading config",
                                  "is invalid. allowed choices", "configuration value not found",
                                  "not inside a trusted directory", "root/sudo privileges")),
-    (ErrorKind.AUTH, ("quota exceeded. check your plan", "out of credits", "with your chatgpt plan, upgrade",
-                      "missing environment variable")),
+    (ErrorKind.NO_CREDIT, ("quota exceeded. check your plan", "out of credits", "credit balance is too low")),
+    (ErrorKind.AUTH, ("with your chatgpt plan, upgrade", "missing environment variable")),
     (ErrorKind.REFUSED, ("was flagged", "request was blocked")),
     (ErrorKind.OVERLOADED, (THROTTLED,)),
     (ErrorKind.RATE_LIMITED, ("usage limit", "rate limit")),
@@ -42,8 +42,9 @@ with a line end stands at the start of a line: a model, or a tool, may quote an 
 """
 _LIMITS = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED})
 WORDS: Mapping[str, ErrorKind] = {
-    **dict.fromkeys(("authentication_failed", "billing_error", "account_on_hold", "verification_required",
-                     "cloud_credential_error", "oauth_org_not_allowed"), ErrorKind.AUTH),
+    **dict.fromkeys(("authentication_failed", "account_on_hold", "verification_required", "cloud_credential_error",
+                     "oauth_org_not_allowed"), ErrorKind.AUTH),
+    "billing_error": ErrorKind.NO_CREDIT,
     "rate_limit": ErrorKind.RATE_LIMITED,
     "overloaded": ErrorKind.OVERLOADED,
     **dict.fromkeys(("invalid_request", "model_not_found"), ErrorKind.INVALID_REQUEST),

@@ -67,6 +67,11 @@ class Spec(BaseModel):
         min_length=1,
         description="Resources of a Dask worker that a task takes, by name. Default: {agents: 1}.",
     )
+    or_else: list[str] = Field(
+        default_factory=list[str],
+        description="Names of the backends that take the tasks over, in this order, while a limit of a minute or more, "
+        "or the end of its credit, closes this one.",
+    )
 
     @property
     def file_form(self) -> Literal["contents", "paths"] | None:
@@ -88,14 +93,14 @@ class Spec(BaseModel):
         return self
 
 
-_OWN = frozenset({"kind", "concurrency", "on", "needs", "limits"})
+_OWN = frozenset({"kind", "concurrency", "on", "needs", "limits", "or_else"})
 """The settings that are not those of the backend."""
 
 
 class ProgramSpec(Spec):
     """Common settings of what runs programs on a machine: commands, and coding agents."""
 
-    harmless: ClassVar[frozenset[str]] = frozenset({"kind", "concurrency", "on_runner_death"})
+    harmless: ClassVar[frozenset[str]] = frozenset({"kind", "concurrency", "or_else", "on_runner_death"})
     """The settings that determine no executed command, its folder, or its permissions."""
     cwd: str | None = Field(
         default=None,

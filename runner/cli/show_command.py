@@ -418,7 +418,7 @@ def _print_attempts(attempts: Sequence[AttemptView]) -> None:
         (
             str(one.attempt),
             one.status,
-            as_line(one.backend + (f" ({one.model})" if one.model else "") + (f" on {one.place}" if one.place else "")),
+            as_line(_who(one)),
             one.started_at,
             seconds(one.duration_s),
             *spent_cells(one.usage),
@@ -427,6 +427,12 @@ def _print_attempts(attempts: Sequence[AttemptView]) -> None:
         for one in attempts
     ]
     print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5, 6}))
+
+
+def _who(one: AttemptView) -> str:
+    """Return the backend of the attempt, with its model, its host, and the backend that it moved from."""
+    model, place = (f" ({one.model})" if one.model else ""), (f" on {one.place}" if one.place else "")
+    return f"{one.backend}{model}{place}" + (f", moved from {one.moved_from}" if one.moved_from else "")
 
 
 def _error(one: TaskView | AttemptView) -> str:

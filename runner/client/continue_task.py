@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 
@@ -21,7 +22,7 @@ from plait.clock_and_ids import iso, traceparent
 from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import Event, MessageAppended, RunReleased, SessionOpened
 from plait.persistence.store_records import TaskRecord
-from plait.runner.engine.attempt import Pricing
+from plait.runner.engine.attempt import Pricing, options_for
 from plait.runner.engine.backend_call import call_backend
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.lease import acquire, due_at, renew, unregister, wait_for_expiry
@@ -57,13 +58,16 @@ async def continue_task(config: RunOptions, run: StoredRun, task_id: str, messag
     dag, run_id = run.state.dag, run.record.run_id
     run.require_task(task_id)
     task, message = dag[task_id], clean_text(message)
-    name = dag.backend_of(task) or config.default
+    name = run.state.backend_of(dag.position(task_id), config.default)
     require_backends(config, {name}, f"task {task_id!r}")
     await wait_for_expiry(config, run)
     if dag.position(task_id) in run.state.asking:
         raise PlaitError(
             f"task {task_id!r} of run {run_id} waits for an answer to its question; answer the question first"
         )
+    if dag.position(task_id) in run.state.moved:
+        own = config.backends.get(dag.backend_of(task) or config.default)
+        task = replace(task, model=options_for(task, own, config.backends[name]).model)
     request = await _conversation_request(run, task, config.backends[name])
     owner, position = await acquire(config, run.store, run.record, ())
     checkpointer = Checkpointer(run.store, run_id, lambda _event: None, config.clock, config.strict)

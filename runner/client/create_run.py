@@ -95,6 +95,8 @@ def slot_settings(config: RunOptions) -> dict[str, JsonInput]:
     whether the run goes on by itself.
     """
     slots: dict[str, JsonInput] = {"default": config.default, "limits": dict(config.limits)}
+    if config.spares:
+        slots["spares"] = {name: list(spares) for name, spares in config.spares.items()}
     parks: dict[str, JsonInput] = {PARK: True} if config.park else {}
     return {"concurrency": config.concurrency, "slots": slots, **parks}
 

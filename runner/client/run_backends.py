@@ -103,6 +103,7 @@ _HOSTS: TypeAdapter[dict[str, HostsPart]] = TypeAdapter(dict[str, HostsPart])
 _NOTIFY: TypeAdapter[list[NotifyPart]] = TypeAdapter(list[NotifyPart])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 _LONG_ANSWER = 512  # tokens
+_NO_SPECS: Mapping[str, object] = {}
 
 
 @value
@@ -256,10 +257,12 @@ class BackendSet:
         """Return the options of runs on the open backends `made`, with the default of this set."""
         # A task without a backend then runs under the name of the default, and the limit of that backend applies.
         limits = {name: limit for name, limit in self.limits().items() if name in made}
+        or_else = {name: [one for one in spec.or_else if one in made] for name, spec in self.specs.items()}
+        or_else = {name: spares for name, spares in or_else.items() if spares and name in made}
         rates = {name: limit for name, limit in self.rates().items() if name in made}
         default = self.default if self.default in made else None
         given: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": self.notify}
-        return RunOptions(backends=made, default=default, **given, **options)
+        return RunOptions(backends=made, default=default, or_else=or_else, **given, **options)
 
 
 def required_backends(
@@ -268,10 +271,10 @@ def required_backends(
     statuses: Iterable[TaskStatus] = (),
     *,
     policy: Policy | None = None,
-    known: Iterable[str] = (),
+    known: Mapping[str, object] = _NO_SPECS,
 ) -> list[str]:
     """Return the backends of all tasks that are not done, in the order of the tasks, then those that later tasks may
-    use: a task that adds tasks may name any of `known`.
+    use: a task that adds tasks may name any of `known`, the specs by name, also as stored. With each come its spares.
     """
     statuses = list(statuses) or [TaskStatus.PENDING] * len(dag)
     names = needed_backends(task_backends(dag, default), statuses)
@@ -284,7 +287,18 @@ def required_backends(
     further += [name or default for task in unfinished if task.call is not None for name in task.call.backends]
     if any(task.adds_tasks for task in unfinished):
         further += known
-    return list(dict.fromkeys([*names, *further]))
+    needed = list(dict.fromkeys([*names, *further]))
+    for name in needed:  # it grows
+        needed += [one for one in _or_else(known.get(name)) if one in known and one not in needed]
+    return needed
+
+
+def _or_else(spec: object) -> Sequence[str]:
+    """Return the spares in the spec of a backend, which may be as stored, and not yet validated."""
+    if isinstance(spec, Mapping):
+        given: object = cast("Mapping[str, object]", spec).get("or_else")
+        return [one for one in cast("list[object]", given) if isinstance(one, str)] if isinstance(given, list) else ()
+    return getattr(spec, "or_else", ())
 
 
 @value
@@ -690,7 +704,9 @@ class StoredBackends:
         led_by = StoredPolicy.of(run.record)
         policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
         statuses = run.statuses_of_resume(retry_failed=retry_failed)
-        names = required_backends(run.state.dag, self.default, statuses, policy=policy, known=self.specs)
+        known = {**self.specs, **self.replacements}
+        names = required_backends(run.state.dag, self.default, statuses, policy=policy, known=known)
+        names += [name for name in run.state.moved.values() if name not in names]
         tasks = zip(run.state.dag, statuses, strict=True)
         self.require_commands(task for task, status in tasks if status not in TASK_DONE)
         return self.select(names), names
@@ -947,7 +963,7 @@ class TrustedBackends:
             elif need is Need.CONTINUE:
                 assert task_id is not None
                 stored = self.of(run.record)
-                name = run.state.dag.backend_of(run.state.dag[task_id]) or stored.default
+                name = run.state.backend_of(run.state.dag.position(task_id), stored.default)
                 yield await self._opened(stack, run.record, stored.select([name]), [name])
             elif need is Need.CANCEL:
                 yield await self._cancelling(stack, run)
@@ -1010,8 +1026,10 @@ class TrustedBackends:
         if placed or (asking and stores_backends(record)):
             try:
                 stored = self.of(record)
-                names = dict.fromkeys(dag.backend_of(dag[one.task_id]) or stored.default for one in placed)
-                of_sessions = (dag.backend_of(dag[one.task_id]) or stored.default for one in asking)
+                names, of_sessions = (
+                    dict.fromkeys(run.state.backend_of(dag.position(one.task_id), stored.default) for one in tasks)
+                    for tasks in (placed, asking)
+                )
                 names |= dict.fromkeys(name for name in of_sessions if stored.is_of_program(name))
                 made = await stack.enter_async_context(stored.select(names).open(names))
                 return BackendSet({}, stored.default).options(made, store=self._store, **self._options)
@@ -1021,13 +1039,12 @@ class TrustedBackends:
 
     async def _inspecting(self, stack: AsyncExitStack, run: StoredRun) -> RunOptions:
         """Open what tells whether turns of the run have outlived their process. Otherwise the stored state counts."""
-        dag = run.state.dag
-        under_way = [task for task, status in zip(dag, run.state.statuses, strict=True) if status is TaskStatus.RUNNING]
+        under_way = [i for i, status in enumerate(run.state.statuses) if status is TaskStatus.RUNNING]
         if under_way:
             try:
                 stored = self.of(run.record)
                 made = stored.make_agents()
-                names = list(dict.fromkeys(dag.backend_of(task) or stored.default for task in under_way))
+                names = list(dict.fromkeys(run.state.backend_of(i, stored.default) for i in under_way))
                 if others := [name for name in names if name not in made]:
                     made |= await stack.enter_async_context(stored.select(others).open(others))
                 return BackendSet({}, stored.default).options(made, store=self._store, **self._options)

@@ -27,10 +27,22 @@ class Way(StrEnum):
     """The next call does not fit into the budget of the run: the answer is a higher budget, and the task goes on."""
     MAX_COST = "max_cost"
     """The next call does not fit into the `max_cost` of the task: the answer is a higher one."""
+    CREDIT = "credit"
+    """The account of the backend has no credit left: the answer says that there is some, and the task goes on."""
 
 
 RAISES = frozenset({Way.BUDGET, Way.MAX_COST})
 """The ways whose answer is a sum of money, which the task itself never reads."""
+
+
+GO_ON = "go on"
+"""The answer to a question of the way CREDIT."""
+GO_ON_SCHEMA: Mapping[str, object] = {"enum": [GO_ON]}
+
+
+def credit_question(backend: str, error: str) -> str:
+    """Return the question about a backend whose account has no credit left, as the server says in `error`."""
+    return f"backend {backend!r} has no credit left ({error[:300]}): top up the account, then answer {GO_ON!r}"
 
 
 @value

@@ -46,6 +46,8 @@ class WaitKind(StrEnum):
     """The task writes in a folder in which another one writes."""
     RETRY = "retry"
     """The last attempt failed, or its process died, and the next attempt starts at `until`."""
+    CREDIT = "credit"
+    """The account of the task's backend has no credit left, and a task of the run asks a person to top it up."""
     BUDGET = "budget"
     """The task costs money, and a task of the run asks for a higher budget."""
     QUESTION = "question"
@@ -88,6 +90,8 @@ class Limits:
     """The number of tasks that run at once."""
     backends: Mapping[str, int] = field(default_factory=dict[str, int])
     """The number of tasks that run at once on a backend."""
+    spares: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    """The backends that take over from a backend, in order."""
 
 
 NO_LIMITS = Limits()
@@ -98,7 +102,10 @@ def stored_limits(settings: Mapping[str, Any]) -> Limits:
     slots = settings.get("slots", {})
     total = settings.get("concurrency")
     return Limits(
-        slots.get("default", NO_LIMITS.default), total if isinstance(total, int) else None, slots.get("limits", {})
+        slots.get("default", NO_LIMITS.default),
+        total if isinstance(total, int) else None,
+        slots.get("limits", {}),
+        slots.get("spares", {}),
     )
 
 
@@ -199,9 +206,11 @@ class Waits:
         if (pause := tuning.pause_of(name)) is not None:
             text = f"{pause.backend or 'the run'} is paused since {clock_time(parse_time(pause.at), self._now)}"
             return WaitReason(WaitKind.PAUSED, text, backend=pause.backend)
-        slots = tuning.slots
+        slots, name = tuning.slots, self._serving(name)
         running, limit = self._on[name], slots.get(name, self._run.limits.backends.get(name))
         throttled = self._run.throttled.get(name)
+        if throttled is not None and not throttled.slots:
+            return WaitReason(WaitKind.CREDIT, f"{name} has no credit left; a task asks to top it up", backend=name)
         if throttled is not None and (throttling := self._throttling(throttled, running)) is not None:
             return throttling
         total = slots.get(None, self._run.limits.total)
@@ -214,6 +223,18 @@ class Waits:
         # Other runs of the process may hold the slots of a throttled backend.
         slowed = None if throttled is None else self._throttling(throttled, throttled.slots)
         return slowed or WaitReason(WaitKind.SLOT, "waits for a free slot")
+
+    def _serving(self, name: str) -> str:
+        """Return the backend that the tasks of the backend `name` call now: its own, or the first open spare."""
+        spares = self._run.limits.spares.get(name, ())
+        return next((one for one in (name, *spares) if not self._is_closed(one)), name) if spares else name
+
+    def _is_closed(self, name: str) -> bool:
+        last = self._run.throttled.get(name)
+        if last is None or last.until is None:
+            return last is not None and not last.slots
+        until = parse_time(last.until)
+        return until > self._now and until - parse_time(last.at) > _LONG_S
 
     def _throttling(self, throttled: BackendThrottled, running: int) -> WaitReason | None:
         name, until = throttled.backend, throttled.until

@@ -52,7 +52,7 @@ from plait.runner.state.task_files import (
 )
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE
-from plait.task import TEXT, Task
+from plait.task import TEXT, ModelOptions, Task
 from plait.usage import NO_USAGE, Usage
 
 
@@ -141,6 +141,8 @@ class Attempt:
     """The number of the attempt, from 1."""
     session_id: str | None
     """The id of the session, if known."""
+    backend: str
+    """The backend that the attempt calls: the task's own, or a spare."""
     continuation: Continuation | None = None
     """The conversation of an earlier attempt to continue, if any."""
     confirmed: bool = False
@@ -191,6 +193,14 @@ class Attempt:
         return reply.turn(self.prompt)
 
 
+def options_for(task: Task, own: object, spare: object) -> ModelOptions:
+    """Return the settings of the task for a call of the `spare` of its `own` backend: the model that the task names
+    counts if both are of the same kind and provider.
+    """
+    is_same = type(own) is type(spare) and billing_of(own).provider == billing_of(spare).provider
+    return task.options if is_same or task.options.model is None else replace(task.options, model=None)
+
+
 SlotForJudge: TypeAlias = Callable[[Attempt, str, Usage], Awaitable[Settle | None]]
 
 
@@ -207,6 +217,7 @@ class AttemptRunner:
         self._clock = run.options.clock
         self._backends = run.options.backends
         self._task_backends = run.task_backends
+        self._spares = run.options.spares
         self._pricing = Pricing(self._backends, run.options.prices, self._clock)
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._abilities = {name: Abilities.of(backend) for name, backend in self._backends.items()}
@@ -223,14 +234,33 @@ class AttemptRunner:
     def begin(self, position: int) -> Attempt:
         """Return the pending task's next attempt, which is to be recorded as running."""
         task = self._state.dag.tasks[position]
-        number = self._state.attempts[position] + 1
+        number, name = self._state.attempts[position] + 1, self._run.backend_of(position)
+        if self._spares and (moves := self._begin_elsewhere(position, name)) is not None:
+            return moves
         if (continuation := self._state.continuations.get(position)) is not None:
             session_id, confirmed = continuation.session_id, continuation.interrupted
-            return Attempt(position, task, number, session_id, continuation, confirmed=confirmed, resume=True)
+            return Attempt(position, task, number, session_id, name, continuation, confirmed=confirmed, resume=True)
         before = self._state.continued_session(task)
         if before is not None and not self._forks(task):
-            return Attempt(position, task, number, before, resume=True)
-        return Attempt(position, task, number, self._new_session_id(self._task_backends[position]), fork_of=before)
+            return Attempt(position, task, number, before, name, resume=True)
+        return Attempt(position, task, number, self._new_session_id(name), name, fork_of=before)
+
+    def _begin_elsewhere(self, position: int, name: str) -> Attempt | None:
+        """Return the next attempt of a task whose conversation so far was with another backend than `name`, which is
+        told the conversation as stored; None for a task without such a conversation.
+        """
+        task, own, moved = self._state.dag.tasks[position], self._task_backends[position], self._state.moved
+        if position in self._state.continuations and moved.get(position, own) != name:
+            self._state.move_continuation(position)
+        continuation = self._state.continuations.get(position)
+        if continuation is None:
+            before = None if task.continues is None else self._state.dag.position(task.continues)
+            if before is None or moved.get(before, own) == name:
+                return None
+        elif continuation.session_id is not None:
+            return None
+        number = self._state.attempts[position] + 1
+        return Attempt(position, task, number, self._new_session_id(name), name, continuation)
 
     def adopt(self, position: int, adopted: AdoptedAttempt) -> Attempt:
         """Return the attempt that an earlier process began, reconstructed as far as possible."""
@@ -247,6 +277,7 @@ class AttemptRunner:
             task,
             number=number,
             session_id=session_id,
+            backend=self._state.moved.get(position) or self._task_backends[position],
             continuation=continuation,
             confirmed=adopted.confirmed,
             resume=resume,
@@ -262,7 +293,8 @@ class AttemptRunner:
         """
         assert task.continues is not None
         before = self._state.dag.position(task.continues)
-        return self._state.times_continued(before) > 1 or self._abilities[self._task_backends[before]].can_fork
+        name = self._state.moved.get(before) or self._task_backends[before]
+        return self._state.times_continued(before) > 1 or self._abilities[name].can_fork
 
     def size(self, position: int) -> int:
         """Return the length in characters of the next prompt of the task, with the conversation as far as in memory."""
@@ -283,12 +315,12 @@ class AttemptRunner:
         """Return the most that the next attempt of the task costs, in US dollars: infinite if that cannot be stated,
         None for a task that costs nothing.
         """
-        worst, task, name = self._run.worst_cases, self._state.dag.tasks[position], self._task_backends[position]
+        worst, task, name = self._run.worst_cases, self._state.dag.tasks[position], self._run.backend_of(position)
         judge = None if task.check is None or task.check.judge is None else task.check.backend or name
         if worst.is_free(name) and (judge is None or worst.is_free(judge)):
             return None
         sent = self._most_sent(position, task)
-        most = worst.of_call(name, task.model, sent, task.output_schema)
+        most = worst.of_call(name, self._options(position, name).model, sent, task.output_schema)
         continuation = self._state.continuations.get(position)
         answer = None if continuation is None or continuation.answer is None else continuation.answer.value
         if most is not None and isinstance(answer, int | float):  # perhaps a higher limit for the turn of an agent
@@ -343,16 +375,15 @@ class AttemptRunner:
             request = self._request(attempt, history)
         except Exception as error:
             return CallOutcome(None, None, classified(error))
-        backend = self._backends[self._task_backends[attempt.position]]
+        backend = self._backends[attempt.backend]
         answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
         if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
             await make_room(files.turn)
         check = None
         if attempt.task.check is not None:
             try:
-                name, adopts = self._task_backends[attempt.position], attempt.adopted is not None
-                files, place = self._files(attempt), request.workspace
-                check = await AnswerCheck.begin(self._run, attempt.task, name, files, place, adopts=adopts)
+                files, place, adopts = self._files(attempt), request.workspace, attempt.adopted is not None
+                check = await AnswerCheck.begin(self._run, attempt.task, attempt.backend, files, place, adopts=adopts)
             except (BackendError, PromptError) as error:
                 return CallOutcome(None, None, classified(error))
         attempt.called = True
@@ -363,8 +394,7 @@ class AttemptRunner:
             failure.usage = self._state.spent(attempt.position)  # a continued session counts the tokens again
         ended = outcome.reply or failure
         if ended is not None and ended.usage is not NO_USAGE:
-            name = self._task_backends[attempt.position]
-            outcome = await self._pricing.priced(outcome, name, attempt.task.model)
+            outcome = await self._pricing.priced(outcome, attempt.backend, self._model(attempt))
         reply = outcome.reply
         if check is not None and reply is not None and reply.question is None:
             slot = partial(self._slot_for_judge, attempt)
@@ -380,6 +410,15 @@ class AttemptRunner:
         if reply is not None and reply.session_id is not None:
             self._session(attempt, reply.session_id, last=True)
         return outcome
+
+    def _options(self, position: int, name: str) -> ModelOptions:
+        """Return the settings of the task for a call of the backend `name`: its own, or a spare."""
+        task, own = self._state.dag.tasks[position], self._task_backends[position]
+        return task.options if name == own else options_for(task, self._backends[own], self._backends[name])
+
+    def _model(self, attempt: Attempt) -> str | None:
+        is_own = attempt.backend == self._task_backends[attempt.position]
+        return attempt.task.model if is_own else self._options(attempt.position, attempt.backend).model
 
     def _time_left(self, attempt: Attempt) -> float | None:
         """Return the seconds until the attempt times out; None without a timeout."""
@@ -405,7 +444,7 @@ class AttemptRunner:
         if not attempt.task.files:
             return prompt
         files = files_of(attempt.task)
-        if self._abilities[self._task_backends[attempt.position]].takes_files == "paths":
+        if self._abilities[attempt.backend].takes_files == "paths":
             return with_paths(prompt, files)
         return with_texts(prompt, attempt.contents.texts)
 
@@ -451,7 +490,7 @@ class AttemptRunner:
             if continuation.answer is not None and not continuation.interrupted:
                 answer = Answer(continuation.answer.value)
         task = attempt.task
-        name = self._task_backends[attempt.position]
+        name = attempt.backend
         files = self._files(attempt) if self._outlive[name] else None
         placement = self._placement(attempt) if name in self._placed else None
         return ConversationRequest(
@@ -474,7 +513,7 @@ class AttemptRunner:
             traceparent=None
             if files is None and placement is None
             else traceparent(self._run_id, task.id, attempt.number),
-            options=task.options,
+            options=self._options(attempt.position, name) if self._spares else task.options,
             placement=placement,
             workspace=self._state.workspace(task) if name in self._take_places else None,
             keeps=() if self._folders is None else self._folders.descriptors(attempt.position),
@@ -537,8 +576,7 @@ class AttemptRunner:
                 attempt.accepted()
             usage = output.usage
             if usage is not NO_USAGE:
-                name = self._task_backends[attempt.position]
-                usage = self._pricing.price(kept_usage(usage), name, attempt.task.model)
+                usage = self._pricing.price(kept_usage(usage), attempt.backend, self._model(attempt))
                 self._state.spend(attempt.position, usage)
             if not self._run.feed.has_readers:  # an output is not stored
                 return

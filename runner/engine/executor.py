@@ -59,7 +59,7 @@ from plait.runner.engine.inbox import PendingQuestions
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, deadlines, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
-from plait.runner.engine.retries import Delays, ThrottlingReporter
+from plait.runner.engine.retries import Delays, ThrottlingReporter, pause_without_credit
 from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.state.budget import Budget
@@ -98,6 +98,8 @@ class Executor:
         self._throttling = ThrottlingReporter(run)
         self._questions = PendingQuestions(run, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(run.options.clock, self._try_again)
+        self._reopenings = Delays(run.options.clock, self._reopen)
+        """The ends of limits for which tasks do not wait, because spares have taken them over."""
         self._at_most_once: dict[int, Attempt] = {}
         """The last attempt of every task marked at_most_once."""
         self.ended_by: EndedBy | None = None
@@ -164,6 +166,10 @@ class Executor:
             new_events += [event for ended in self._run.policy_backlog for event in self._call_policy(ended)]
             for position, asking in self._state.asking.items():
                 self._questions.begin(workers, position, asking)
+                if asking.way is Way.CREDIT:
+                    name = self._state.moved.get(position) or self._run.task_backends[position]
+                    self._scheduler.close_for_person(position, name, pause_without_credit(inf))
+            self._begin_reopenings()
             attempts = [self._attempt_runner.adopt(position, one) for position, one in self._run.adopted.items()]
             self._at_most_once |= {attempt.position: attempt for attempt in attempts if attempt.task.at_most_once}
             if (budget := self._run.budget) is not None:
@@ -355,6 +361,7 @@ class Executor:
         """Let a task that was cancelled wait for nothing any more."""
         self._questions.close(position)
         self._delays.end(position)
+        self._scheduler.end_person_wait(position)
         if self._folders is not None:
             self._folders.end_wait(position)
 
@@ -395,14 +402,15 @@ class Executor:
                 before = self._at_most_once.get(position)
                 attempt.waits = before.waits + 1 if before is not None else 0
                 self._at_most_once[position] = attempt
-            name = self._run.task_backends[position]
+            own = self._run.task_backends[position]
             started = self._state.start(
                 position,
                 self._stamp(),
-                name,
+                attempt.backend,
                 attempt.session_id,
                 confirmed=attempt.confirmed,
                 reserved_usd=reserved or None,
+                moved_from=None if attempt.backend == own else own,
             )
             new_events.append(started)
         if self.ended_by is None and self._scheduler.enqueue(self._take_offered):
@@ -584,6 +592,7 @@ class Executor:
         if self._scheduler.exhausted:
             self._pool.release()
             self._questions.end()
+            self._reopenings.end_all()
 
     async def _work(self, attempt: Attempt | None) -> None:
         if attempt is None:
@@ -653,6 +662,7 @@ class Executor:
         ended = attempt.task.id if type(new_events[0]) in _ENDS else None
         if ended is None:
             self._begin_wait(attempt.position, new_events[0])
+            self._begin_reopenings()
         attempts = self._after_end(new_events, ended)
         stored = self._run.sink.submit(new_events)
         stored.then(partial(self.outcomes.stored, attempt))
@@ -751,10 +761,23 @@ class Executor:
     def _begin_wait(self, position: int, event: events.Event) -> None:
         """Begin to wait for the time of the task's next attempt, or for an answer."""
         assert self._workers is not None
-        if isinstance(event, events.TaskRetried):
+        if isinstance(event, events.TaskRetried) and not event.delay_s:
+            self._scheduler.requeue(position)
+        elif isinstance(event, events.TaskRetried):
             self._delays.begin(self._workers, position, event.delay_s)
         elif isinstance(event, events.TaskWaiting) and event.asked is not None:
             self._questions.begin(self._workers, position, self._state.asking[position])
+
+    def _begin_reopenings(self) -> None:
+        """Wait for the ends of the limits that have closed backends with spares, or spares."""
+        assert self._workers is not None
+        while self._scheduler.closings:
+            name, position, until = self._scheduler.closings.pop()
+            self._reopenings.begin(self._workers, (name, position), until - self._run.options.clock.wall())
+
+    async def _reopen(self, closing: tuple[str, int]) -> None:
+        self._scheduler.reopen(*closing)
+        self._take_offered()
 
     async def _try_again(self, position: int) -> None:
         self._scheduler.requeue(position)

@@ -173,7 +173,8 @@ def _backends_of(run: LiveRun, tasks: Sequence[Task]) -> list[str]:
     names = [dag.backend_of(task) or run.options.default for task in tasks]
     for place, (task, name) in enumerate(zip(tasks, names, strict=True)):
         if name in backends:
-            problems += unfit_settings(task, name, backends[name], place)
+            for one in (name, *run.options.spares.get(name, ())):
+                problems += unfit_settings(task, one, backends[one], place)
         elif task.backend is None:
             problems.append(_unknown_backend(run, name, task, place))
         if task.continues is not None:

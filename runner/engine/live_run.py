@@ -26,6 +26,7 @@ from plait.backends.running_turn import Cancellation
 from plait.clock_and_ids import stamper
 from plait.errors import PlaitError
 from plait.events import (
+    BackendThrottled,
     Event,
     EventsDropped,
     Owner,
@@ -253,6 +254,8 @@ class LiveRun:
     """What a person has changed in the run."""
     notify: Sequence[NotifyTarget | None] = ()
     """Where the notices of the run go, as stored with it."""
+    closed: Sequence[BackendThrottled] = ()
+    """The backends with spares, and the spares, that a limit had closed in an earlier process, until a later time."""
 
     # Executed.
     scheduler: Scheduler = field(init=False)
@@ -291,8 +294,15 @@ class LiveRun:
             if self.policy is not None:
                 further = policy_backends(self.policy, default)
             calls = [one for task, name in zip(tasks, names, strict=True) for one in calls_of(task, name, default)]
+            calls += [(spare, None) for name, _ in calls for spare in self.options.spares.get(name, ())]
             await self.worst_cases.require([*calls, *((name, None) for name in further)], unpriced=budget.unpriced)
         self.budget = budget
+
+    def backend_of(self, position: int) -> str:
+        """Return the backend that the attempt calls for which the task has a slot: its own, or a spare."""
+        if not self.options.spares:
+            return self.task_backends[position]
+        return self.scheduler.spare_of(position) or self.task_backends[position]
 
     @cached_property
     def program_log(self) -> Log:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import inf
 from typing import Literal, TypeAlias
 
 from plait import events
@@ -16,7 +17,7 @@ from plait.clock_and_ids import iso, parse_time
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, DAGError, ErrorKind, PlanError, PromptError
 from plait.json_form import JsonValue, to_json
-from plait.runner.domain.asked_question import Asking, Way
+from plait.runner.domain.asked_question import GO_ON_SCHEMA, Asking, Way, credit_question
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.votes import decide
 from plait.runner.engine import growth
@@ -24,7 +25,13 @@ from plait.runner.engine.attempt import STORE_WAITS_S, Attempt
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.growth import CONDITION
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.retries import deserves_retry, pause_of, retry_delay
+from plait.runner.engine.retries import (
+    CREDIT_PROBE_S,
+    deserves_retry,
+    pause_of,
+    pause_without_credit,
+    retry_delay,
+)
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.budget import BUDGET, raise_of
@@ -100,6 +107,8 @@ class OutcomeHandler:
             return self._retry(attempt, error, duration, STORE_WAITS_S[attempt.waits])
         if attempt.task.at_most_once and attempt.place is not None and error.kind is ErrorKind.CRASHED:
             return self._wait_for_decision(attempt, error)
+        if error.kind is ErrorKind.NO_CREDIT:
+            return self._go_without_credit(attempt, error, duration)
         throttled = self._state.count_failure(attempt.position, error.kind, self._scheduler.refusals(attempt.position))
         failures = self._state.failures(attempt.position)
         retry = attempt.task.retry_policy
@@ -111,10 +120,35 @@ class OutcomeHandler:
             continuation = _continuation_after(attempt, error)
             now, exhausted = self._run.options.clock.wall(), attempt.exhausted
             pause = pause_of(error, delay, now, duration, exhausted=exhausted) if throttled else None
+            if pause is not None and pause.probe and self._scheduler.has_spares(attempt.position):
+                until = self._scheduler.limit(attempt.position, pause)
+                return self._retry(attempt, error, duration, max(0.0, until - now), continuation)
             return self._retry(attempt, error, duration, delay, continuation, pause=pause)
         if throttled:
             self._scheduler.refuse_for_good(attempt.position, duration)
         return self._fail(attempt, error, duration)
+
+    def _go_without_credit(self, attempt: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
+        """Let the task go on with a spare of its backend, whose account has no credit left, or else ask a person to top
+        the account up. One task asks for all of the backend; the others wait for the answer with it.
+        """
+        position, name, now = attempt.position, attempt.backend, self._run.options.clock.wall()
+        continuation, scheduler = _continuation_after(attempt, error), self._scheduler
+        if not attempt.task.at_most_once:
+            others = scheduler.others_open_at(position)
+            if others != inf:
+                scheduler.limit(position, pause_without_credit(now + CREDIT_PROBE_S, duration))
+                return self._retry(attempt, error, duration, max(0.0, others - now), continuation)
+            if scheduler.asks_for_credit(name):
+                return self._retry(attempt, error, duration, 0.0, continuation)
+        asking = Asking(Question(credit_question(name, error.message), GO_ON_SCHEMA), Way.CREDIT)
+        waiting = self._state.wait_for_answer(
+            position, self._stamp(), asking, duration, error.usage, error.messages, continuation=continuation
+        )
+        scheduler.close_for_person(position, name, pause_without_credit(inf, duration))
+        scheduler.park(position)
+        self._run.program_log.info("task_waiting_input", task=attempt.task.id)
+        return waiting
 
     def _wait_for_decision(self, attempt: Attempt, error: BackendError) -> events.TaskWaiting:
         """Let a person decide whether the attempt, which was lost with its host, took effect."""
@@ -223,6 +257,8 @@ class OutcomeHandler:
         """
         at, asking = self._stamp(), self._state.asking[position]
         answered = self._state.answer(position, at, value, by)
+        if asking.way is Way.CREDIT:
+            self._scheduler.end_person_wait(position)
         self._scheduler.unpark(position, self._state.statuses)
         raises = raise_of(asking, answered.task_id, value, at)
         for raised in raises:

@@ -8,7 +8,9 @@ lifted in a week, a resume does not call the server earlier.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from math import inf
+from typing import Generic, TypeVar
 
 import anyio
 import anyio.abc
@@ -16,7 +18,7 @@ import anyio.abc
 from plait import events
 from plait.backends.error_kinds import names_quota
 from plait.clock_and_ids import Clock, iso
-from plait.errors import BackendError
+from plait.errors import BackendError, ErrorKind
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.scheduling.slots import Account, Pause
 from plait.runner.state.run_state import MOST_THROTTLINGS
@@ -47,48 +49,64 @@ def retry_delay(retry: Retry, times: int, hint: float | None, rng: random.Random
     return (hint or 0.0) + rng.uniform(0, min(longest, retry.base_delay * 2 ** min(times - 1, 60)))
 
 
-class Delays:
-    """The delays between two attempts of tasks.
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Delays(Generic[Key]):
+    """The delays between two attempts of tasks, or until a backend is open again.
 
     A delay ends when the delay has been slept, or when the wall clock has advanced by it: a laptop that is suspended
     stops the clock of its sleeps, and a wall clock that is set back must not prolong the delay.
 
-    `try_again` is called with the position of the task when the delay of the task is over or ended early.
+    `try_again` is called with the key of the delay, such as the position of the task, when it is over or ended early.
     """
 
-    def __init__(self, clock: Clock, try_again: Callable[[int], Awaitable[None]]) -> None:
+    def __init__(self, clock: Clock, try_again: Callable[[Key], Awaitable[None]]) -> None:
         self._clock = clock
         self._try_again = try_again
-        self._scopes: dict[int, anyio.CancelScope] = {}
-        self.ends: dict[int, float] = {}
-        """The Unix time of the end of each delay that has not been ended early, in seconds, by position."""
+        self._scopes: dict[Key, anyio.CancelScope] = {}
+        self._is_over = False
+        self.ends: dict[Key, float] = {}
+        """The Unix time of the end of each delay that has not been ended early, in seconds."""
 
-    def begin(self, workers: anyio.abc.TaskGroup, position: int, delay: float) -> None:
-        """Start a delay of `delay` seconds for the task at `position`. A negative `delay` counts as 0."""
-        self._scopes[position] = scope = anyio.CancelScope()
-        self.ends[position] = self._clock.wall() + delay
-        workers.start_soon(self._wait, position, delay, scope)
+    def begin(self, workers: anyio.abc.TaskGroup, key: Key, delay: float) -> None:
+        """Start a delay of `delay` seconds. A negative `delay` counts as 0."""
+        self._scopes[key] = scope = anyio.CancelScope()
+        self.ends[key] = self._clock.wall() + delay
+        workers.start_soon(self._wait, key, delay, scope)
 
-    def end(self, position: int) -> None:
-        """End the delay of the task at `position` early, if any."""
-        if position in self._scopes:
-            self._scopes[position].cancel()
-            self.ends.pop(position, None)
+    def end(self, key: Key) -> None:
+        """End the delay early, if there is one."""
+        if key in self._scopes:
+            self._scopes[key].cancel()
+            self.ends.pop(key, None)
 
-    async def _wait(self, position: int, delay: float, scope: anyio.CancelScope) -> None:
+    def end_all(self) -> None:
+        """End all delays; what they delayed is not to be tried any more."""
+        self._is_over = True
+        for scope in self._scopes.values():
+            scope.cancel()
+
+    async def _wait(self, key: Key, delay: float, scope: anyio.CancelScope) -> None:
         remaining = max(0.0, delay)
         end = self._clock.wall() + remaining
         with scope:
             await self._clock.sleep(step := min(remaining, _STEP_S))
             while (remaining := min(remaining - step, end - self._clock.wall())) > 0:
                 await self._clock.sleep(step := min(remaining, _STEP_S))
-        del self._scopes[position]
-        self.ends.pop(position, None)
-        await self._try_again(position)
+        if self._scopes.get(key) is scope:
+            del self._scopes[key]
+            self.ends.pop(key, None)
+        if not self._is_over:
+            await self._try_again(key)
 
 
 LONG_S = 60.0
-"""Seconds of a pause after which a single task goes first: its limit is likely to hold for all tasks alike."""
+"""Seconds of a pause after which a single task goes first: its limit is likely to hold for all tasks alike. Spare
+backends take the tasks over meanwhile.
+"""
+CREDIT_PROBE_S = 3600.0
+"""Seconds after which a backend without credit is called again, if spares have taken its tasks over."""
 _LONGER_S = 1.0
 """Seconds by which a pause becomes longer before the pause is reported again."""
 
@@ -99,8 +117,15 @@ def pause_of(error: BackendError, delay: float, now: float, took: float, *, exha
     `exhausted` if the response reported that nothing is left of a limit.
     """
     cause = error.kind.value if error.status is None else str(error.status)
-    at_once = exhausted or names_quota(error.message)
-    return Pause(now + delay, cause, probe=delay > LONG_S, at_once=at_once, took=took)
+    at_quota = names_quota(error.message)
+    # A quota that is used up may say nothing of its end.
+    closes = delay > LONG_S or (at_quota and error.retry_after is None and error.kind is ErrorKind.RATE_LIMITED)
+    return Pause(now + delay, cause, probe=closes, at_once=exhausted or at_quota, took=took)
+
+
+def pause_without_credit(until: float, took: float = 0.0) -> Pause:
+    """Return the pause of a backend whose account has no credit left, infinite until a person has answered."""
+    return Pause(until, ErrorKind.NO_CREDIT.value, probe=True, took=took, no_credit=True)
 
 
 class ThrottlingReporter:
@@ -143,8 +168,8 @@ class ThrottlingReporter:
             del self._reported[name]
         else:
             self._reported[name], self._causes[name] = (until, account.slots), pause.cause
-        end = iso(until) if until else None
-        event = events.BackendThrottled(self._run.stamp(), name, end, self._causes[name], account.slots, account.total)
+        end, slots = (iso(until), account.slots) if until not in {0.0, inf} else (None, 0 if until else account.slots)
+        event = events.BackendThrottled(self._run.stamp(), name, end, self._causes[name], slots, account.total)
         self._run.sink.submit([event])
 
 

@@ -28,7 +28,7 @@ import anyio
 
 from plait import events
 from plait.backends.backend_protocol import HostConnections, PlacedBackend
-from plait.clock_and_ids import iso
+from plait.clock_and_ids import iso, parse_time
 from plait.errors import Conflict, Fenced, OwnershipLost, RunExists
 from plait.events import RunReleased
 from plait.failpoints import reached
@@ -194,7 +194,12 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
         later=run.next_tries.keys(),
         throttled=_throttled(run),
         held=run.adopted.keys(),
+        spares=options.spares,
+        moved=state.moved,
     )
+    for closed in run.closed:
+        if closed.until is not None:
+            run.scheduler.close(closed.backend, parse_time(closed.until), closed.cause)
     if run.tuning.changes:
         run.scheduler.tune(run.tuning)
     executor = Executor(run)
@@ -291,7 +296,7 @@ async def note_cancelled(options: RunOptions, run_id: str, state: RunState, sess
     with anyio.move_on_after(_SESSIONS_S) as limit:
         for position, session_id in sessions.items():
             task = state.dag.tasks[position]
-            backend = options.backends.get(state.dag.backend_of(task) or options.default)
+            backend = options.backends.get(state.backend_of(position, options.default))
             note: Callable[[str], Awaitable[None]] | None = getattr(backend, "note_cancelled", None)
             if note is None:
                 continue

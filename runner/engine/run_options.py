@@ -53,6 +53,7 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
+from plait.runner.domain.spare_backends import mistakes_of_spares, spares_of
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Account, Concurrency, SlotPool, default_concurrency
 from plait.runner.state.attempt_files import files_root
@@ -324,6 +325,7 @@ class RunOptions:
         concurrency: Concurrency | EllipsisType | None = ...,
         limits: Mapping[str, int] | None = None,
         rates: Mapping[str, RateLimits] | None = None,
+        or_else: Mapping[str, Sequence[str]] | None = None,
         shared_limits: bool = False,
         strict: bool = False,
         store_timeout: float = 10.0,
@@ -347,6 +349,10 @@ class RunOptions:
         self.default = default_backend(self.backends, default, given=backend is not None)
         self.limits: Mapping[str, int] = dict(limits or {})
         self.rates: Mapping[str, RateLimits] = dict(rates or {})
+        if mistake := next(mistakes_of_spares(or_else or {}, self.backends), None):
+            raise ValueError(f"or_else of backend {mistake[0]!r}: {mistake[2]}")
+        self.spares = spares_of(or_else or {})
+        """The backends that take over from a backend, in order, by its name: also the spares of its spares."""
         self.concurrency: Concurrency | None = (
             default_concurrency(map(self.limits.get, named)) if concurrency is ... else concurrency
         )
@@ -491,7 +497,8 @@ def backend_names(dag: DAG, options: RunOptions, statuses: Sequence[TaskStatus] 
         problem
         for position, (task, name) in enumerate(zip(dag, names, strict=True))
         if not (statuses and statuses[position] in TASK_DONE)
-        for problem in unfit_settings(task, name, options.backends[name], position)
+        for one in ((name,) if name not in options.spares else (name, *options.spares[name]))
+        for problem in unfit_settings(task, one, options.backends[one], position)
     ]:
         raise DAGError(problems)
     return names

@@ -100,7 +100,7 @@ class WorkFolders:
     def _folder(self, position: int) -> Path | None:
         """Return the folder in which the task may write; None if it may not, or shares the folder."""
         run = self._run
-        task, backend = run.state.dag.tasks[position], run.options.backends[run.task_backends[position]]
+        task, backend = run.state.dag.tasks[position], run.options.backends[run.backend_of(position)]
         if not isinstance(backend, ProgramBackend) or task.shared or not backend.writes:
             return None
         try:

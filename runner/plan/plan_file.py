@@ -20,6 +20,7 @@ from plait.errors import BackendError, PlanError, PlanProblem, PromptError, near
 from plait.json_form import JsonValue, value
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import workspace
+from plait.runner.domain.spare_backends import mistakes_of_spares, spares_of
 from plait.runner.domain.task_checks import missing_fields
 from plait.runner.plan.plan_inputs import SuppliedValues, input_values, no_input
 from plait.runner.plan.plan_mistakes import describe, explain, in_folder
@@ -323,6 +324,9 @@ def _check_backends(part: PlanPart, source: Source) -> None:
         if spec.needs is not None and spec.on in part.hosts and part.hosts[spec.on].kind == "ssh":
             message = "hosts reached with ssh have slots in place of resources; leave `needs` out"
             source.complain(("backends", backend, "needs"), message)
+    or_else = {name: spec.or_else for name, spec in part.backends.items() if spec.or_else}
+    for backend, index, message in mistakes_of_spares(or_else, part.backends):
+        source.complain(("backends", backend, "or_else", index), message)
     for path, name in named:
         if name is not None and name not in part.backends:
             hint = nearest(name, part.backends) or NAME_IT
@@ -338,21 +342,29 @@ def _check_notify(part: PlanPart, source: Source) -> None:
 def _check_settings(part: PlanPart, source: Source) -> None:
     """Report settings and files of tasks that their backends do not take, as far as the plan names the backends."""
     usual = part.defaults.backend or only_backend(part.backends)
+    spares = spares_of({name: spec.or_else for name, spec in part.backends.items()})
     for index, task in enumerate(part.tasks):
         has_none = task.continues or task.plan or task.loop
         name = task.backend or (COMMAND_BACKEND if task.run else None if has_none else usual)
         if name not in part.backends:
             continue
-        if problem := command_mismatch(name, task.run, is_command=isinstance(part.backends[name], CommandSpec)):
-            source.complain(("tasks", index, "run" if task.run else "backend"), problem)
-        adjustable = part.backends[name].adjustable
-        for setting in given_settings(task):
-            if setting not in adjustable:
-                message = no_such_setting(name, setting, adjustable)
-                source.complain(("tasks", index, setting), message)
-        for position, pattern in enumerate(task.files if part.backends[name].file_form is None else ()):
-            if (kind := media_type(pattern)) != TEXT:
-                source.complain(("tasks", index, "files", position), takes_no_such_file(name, pattern, kind))
+        for one in (name, *spares.get(name, ())):
+            _check_settings_for(one, task, index, part, source)
+
+
+def _check_settings_for(name: str, task: TaskPart, index: int, part: PlanPart, source: Source) -> None:
+    if name not in part.backends:
+        return
+    if problem := command_mismatch(name, task.run, is_command=isinstance(part.backends[name], CommandSpec)):
+        source.complain(("tasks", index, "run" if task.run else "backend"), problem)
+    adjustable = part.backends[name].adjustable
+    for setting in given_settings(task):
+        if setting not in adjustable:
+            message = no_such_setting(name, setting, adjustable)
+            source.complain(("tasks", index, setting), message)
+    for position, pattern in enumerate(task.files if part.backends[name].file_form is None else ()):
+        if (kind := media_type(pattern)) != TEXT:
+            source.complain(("tasks", index, "files", position), takes_no_such_file(name, pattern, kind))
 
 
 def _name_default(part: PlanPart) -> None:

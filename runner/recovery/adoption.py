@@ -35,9 +35,9 @@ async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
     """Return `run` with the states of the running attempts in `detached`, read from files. No living owner exists."""
     turns: dict[str, tuple[DetachedBackend, Files]] = {}
     root = files_root(run.store)
-    for task, record in zip(run.state.dag, run.tasks, strict=True):
+    for position, (task, record) in enumerate(zip(run.state.dag, run.tasks, strict=True)):
         if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and not task.gathers:
-            backend = options.backends.get(run.state.dag.backend_of(task) or options.default)
+            backend = options.backends.get(run.state.backend_of(position, options.default))
             if isinstance(backend, DetachedBackend):
                 turns[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
     placed = await _placed_turns(options, run)
@@ -62,8 +62,8 @@ async def _placed_turns(options: RunOptions, run: StoredRun) -> dict[str, Detach
     attempt without a stored place has not begun. Raises StoreError.
     """
     running: dict[str, int] = {}
-    for task, record in zip(run.state.dag, run.tasks, strict=True):
-        backend = options.backends.get(run.state.dag.backend_of(task) or options.default)
+    for position, (task, record) in enumerate(zip(run.state.dag, run.tasks, strict=True)):
+        backend = options.backends.get(run.state.backend_of(position, options.default))
         if TASK_STATUSES[record.status] is TaskStatus.RUNNING and isinstance(backend, PlacedBackend):
             running[task.id] = record.attempt
     if not running:

@@ -47,6 +47,7 @@ from plait.runner.engine.lease import (
     wait_for_expiry,
 )
 from plait.runner.engine.live_run import AdoptedAttempt, Feed, LiveRun, Run
+from plait.runner.engine.retries import LONG_S
 from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
 from plait.runner.engine.run_lifecycle import Diverged, execute_run, note_cancelled
 from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
@@ -369,7 +370,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     for task_id in [] if budget is None else [*budget.reserved]:
         if budget is not None and state.dag.position(task_id) not in adopted:
             budget.settle(task_id, NO_USAGE, is_cut=True)
-    new_events += [_adopted(run, position, names[position], at) for position in adopted]
+    new_events += [_adopted(run, position, state.backend_of(position, options.default), at) for position in adopted]
     await _load_failures(run)
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
     works = (options.on_question is not None and state.asking) or any(step.action in RUNS for step in steps)
@@ -396,7 +397,20 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     live.first_events = new_events
     live.policy_state, live.policy_backlog = decided, backlog
     live.next_tries, live.adopted = {**plan.later, **delayed}, adopted
+    live.closed = await _still_closed(run, parse_time(at)) if options.spares else ()
     return True
+
+
+async def _still_closed(run: StoredRun, now: float) -> list[events.BackendThrottled]:
+    """Return the last events of the backends that a limit closes until later than `now`. Raises StoreError."""
+    last: dict[str, events.BackendThrottled] = {}
+    after = 0
+    while page := await run.store.list_events(run.record.run_id, after, kind=events.BackendThrottled.kind):
+        throttled = (events.BackendThrottled(one.at, **json.loads(one.detail)) for one in page)
+        last |= {one.backend: one for one in throttled}
+        after = page[-1].seq
+    ends = ((one, one.until and parse_time(one.until)) for one in last.values())
+    return [one for one, until in ends if until and until > now and until - parse_time(one.at) > LONG_S]
 
 
 async def _told_tuning(store: Store, run_id: str) -> Tuning:

@@ -223,9 +223,10 @@ def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
 
 def _answered(record: TaskRecord, way: Way) -> ResumeStep:
     task_id = record.task_id
-    if way in RAISES:
+    if way in RAISES or way is Way.CREDIT:
         action = ResumeAction.CONTINUE if record.session_confirmed else ResumeAction.START_OVER
-        return ResumeStep(task_id, action, f"{QUESTION_ANSWERED}, and there is money again")
+        again = "money" if way in RAISES else "credit"
+        return ResumeStep(task_id, action, f"{QUESTION_ANSWERED}, and there is {again} again")
     if way is Way.REPLY:
         return ResumeStep(task_id, ResumeAction.CONTINUE, QUESTION_ANSWERED)
     return ResumeStep(

@@ -81,7 +81,11 @@ class AnswerKeys:
             return False
         if position in self._excluded or self._was_a_matter_of_time(position):
             return False
-        return (self.state.dag.backend_of(task) or "") in self.backend_keys
+        return self.backend_of(position) in self.backend_keys
+
+    def backend_of(self, position: int) -> str:
+        """Return the backend that has answered the task, or will: "" for the default one. It may be a spare."""
+        return self.state.moved.get(position) or self.state.dag.backend_of(self.state.dag.tasks[position]) or ""
 
     def _was_a_matter_of_time(self, position: int) -> bool:
         """Return whether the prompt depends on when other tasks completed: with `join: any`, if several dependencies
@@ -108,7 +112,7 @@ class AnswerKeys:
             values = self.state.argument_values(task)
         except Exception:  # reported by the attempt
             return None
-        backend = self.backend_keys[self.state.dag.backend_of(task) or ""]
+        backend = self.backend_keys[self.backend_of(position)]
         further: list[object] = [one for one in (check, values) if one]
         determines = [1, [], prompt, settings_of(task), backend, prefix, *further]
         if (judge := _judge_of(task)) is not None:
@@ -143,6 +147,7 @@ def _is_same(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) ->
     return (
         (old is new or (_same_condition(old, new) and _same_settings(old, new)))
         and _same_backend(before, old, after, new)
+        and _same_spare(before, earlier, after)
         and _same_conversation(before, earlier, after, later)
         and _same_prompt(before.state, old, after.state, new)
     )
@@ -174,6 +179,12 @@ def _same_backend(before: AnswerKeys, old: Task, after: AnswerKeys, new: Task) -
         return False
     was, now = _judge_of(old) or "", _judge_of(new) or ""
     return was == now and (not was or _is_equal(before.backend_keys.get(was), after.backend_keys.get(now)))
+
+
+def _same_spare(before: AnswerKeys, earlier: int, after: AnswerKeys) -> bool:
+    """Return whether the spare backend that has answered the task, if one has, is still the same."""
+    spare = before.state.moved.get(earlier)
+    return spare is None or _is_equal(before.backend_keys.get(spare), after.backend_keys.get(spare))
 
 
 def _judge_of(task: Task) -> str | None:

@@ -231,7 +231,7 @@ class EarlierAnswers:
         backend_keys, positions = stored_answer_keys(run), list[int]()
         for position in _shared_positions(run, range(len(run.tasks))):
             task = run.state.dag.tasks[position]
-            name = run.state.dag.backend_of(task) or ""
+            name = run.state.moved.get(position) or run.state.dag.backend_of(task) or ""
             if name in backend_keys and _without_prompt(task, backend_keys[name]) in wanted:
                 positions.append(position)
         no_source = set[str]()  # only answers that took no time may be taken over, or given by a person
@@ -432,5 +432,5 @@ async def _whole_answer(run: StoredRun, position: int, *, of_person: bool) -> Ea
         run_id,
         prompt,
         messages=messages,
-        session_id=record.session_id,
+        session_id=None if position in state.moved else record.session_id,
     )

@@ -34,6 +34,8 @@ from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Join, Task, may_start
 
 _UNKNOWN = Pause()
+_NO_SPARES: Mapping[str, Sequence[str]] = {}
+_NOT_MOVED: Mapping[int, str] = {}
 
 
 class Scheduler:
@@ -43,6 +45,9 @@ class Scheduler:
     stored run begins with the `statuses` of its tasks, and, by position: tasks to set aside until `later`; pending
     tasks that were `throttled` by their backend, with the pause, which is over for those outside `later`; and tasks
     that have `held` a slot since before. If these are more than the slots, none starts until enough of them have ended.
+
+    While a limit closes a backend, its tasks take slots of the first of its `spares` that none closes, and are its own
+    again once they have given the slot back. `moved` names the backends of the held slots that are spares.
     """
 
     def __init__(
@@ -55,6 +60,8 @@ class Scheduler:
         later: Collection[int] = (),
         throttled: Mapping[int, Pause] | None = None,
         held: Collection[int] = (),
+        spares: Mapping[str, Sequence[str]] = _NO_SPARES,
+        moved: Mapping[int, str] = _NOT_MOVED,
     ) -> None:
         self._dag = dag
         self._slots = slots
@@ -66,6 +73,16 @@ class Scheduler:
         self.rates = RunRates(self, self._gates)
         """The calls of this run on backends with limits of rate."""
         self._queue_of = [self._queue(name) for name in backends]
+        self._spares = {self._queue(name): [*map(self._queue, others)] for name, others in spares.items()}
+        """The queues of the spares of a backend, by its queue."""
+        self._moved: dict[int, tuple[ReadyQueue, str]] = {}
+        """The queue of the own backend of each task that has a slot of a spare, and the name of the spare."""
+        self._refused: dict[int, Account] = {}
+        """In a run with spares, the accounts that each task that was set aside keeps paused."""
+        self._asking_credit: dict[int, str] = {}
+        """The tasks that ask a person to top up the account of a backend, each with its name."""
+        self.closings: list[tuple[str, int, float]] = []
+        """The backends that `limit` has closed, each with the task for which, and the time to `reopen` it."""
         self._tuning: Tuning | None = None
         self._offer: tuple[ReadyQueue, int] | None = None
         """While the run is offered a slot: the tasks that may take it, and the number of slots in use with it."""
@@ -86,6 +103,8 @@ class Scheduler:
         self.later: list[int] = []
         """Tasks set aside at the start."""
         for position in held:
+            if position in moved:
+                self._move_to(position, self._queue(moved[position]))
             self._queue_of[position].take(None)
             self.taken += 1
         self._load(statuses or [TaskStatus.PENDING] * len(dag), later, throttled or {})
@@ -200,21 +219,45 @@ class Scheduler:
         best = self._best()
         if best is None:
             return None
-        best.take(best.heap[0][1])
+        source = best
+        if self._spares and (best := self._serving(source)) is not source:
+            self._move_to(source.heap[0][1], best)
+        best.take(source.heap[0][1])
         self.taken += 1
         if best.account.gate is not None:
-            self.rates.reserve(best.account.gate, best.heap[0][1])
-        position = heapq.heappop(best.heap)[1]
+            self.rates.reserve(best.account.gate, source.heap[0][1])
+        position = heapq.heappop(source.heap)[1]
         if self._moving:
             self._moving.discard(position)
         if self._dropped:
-            self._discard_dropped(best.heap)
+            self._discard_dropped(source.heap)
         return position
 
+    def spare_of(self, position: int) -> str | None:
+        """Return the spare backend of which the task has a slot; None for a task with a slot of its own backend."""
+        moved = self._moved.get(position)
+        return None if moved is None else moved[1]
+
+    def _move_to(self, position: int, queue: ReadyQueue) -> None:
+        """Let the task, which takes a slot of `queue`, be that queue's as long as it has the slot."""
+        name = next(name for name, one in self._queues.items() if one is queue)
+        self._moved[position], self._queue_of[position] = (self._queue_of[position], name), queue
+
+    def _serving(self, queue: ReadyQueue) -> ReadyQueue:
+        """Return the queue whose slots the ready tasks of `queue` take now: its own, unless a limit closes the backend
+        and one of the spares is not closed. A task that waits for its judge waits for this judge.
+        """
+        if not queue.account.is_closed or (self._moving and queue.heap and queue.heap[0][1] in self._moving):
+            return queue
+        return next((spare for spare in self._spares.get(queue, ()) if not spare.account.is_closed), queue)
+
     def _best(self) -> ReadyQueue | None:
+        """Return the queue with the task to start now; None if there is none."""
         taken = self._slots.taken
         if taken >= self._slots.concurrency or (self._offer is not None and taken >= self._offer[1]):
             return None
+        if self._spares:
+            return self._best_with_spares()
         best: ReadyQueue | None = None
         queues: Iterable[ReadyQueue] = self._queues.values() if self._offer is None else (self._offer[0],)
         if self._tuning is not None:
@@ -224,6 +267,21 @@ class Scheduler:
             if queue.heap and queue.may_take and (best is None or queue.heap[0] < best.heap[0]):
                 gate = queue.account.gate
                 best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
+        return best
+
+    def _best_with_spares(self) -> ReadyQueue | None:
+        best: ReadyQueue | None = None
+        tuned = None if self._tuning is None else self._tuned(self._tuning)
+        for name, queue in self._queues.items():
+            if not queue.heap or (self._tuning is not None and self._tuning.pause_of(name) is not None):
+                continue
+            serving = self._serving(queue)
+            if not serving.may_take or (self._offer is not None and serving is not self._offer[0]):
+                continue
+            if (tuned is not None and serving not in tuned) or (best is not None and best.heap[0] < queue.heap[0]):
+                continue
+            gate = serving.account.gate
+            best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
         return best
 
     def enqueue(self, take: Callable[[], None]) -> bool:
@@ -241,7 +299,20 @@ class Scheduler:
             if queue.heap and (self._slots.shared or not queue.account.is_open):
                 queue.wait(partial(self._offered, queue, take))
                 waits = True
+        for queue in self._spares:
+            if queue.heap and (spare := self._serving(queue)) is not queue:
+                waits = self._enqueue_at(spare, queue.heap[0][1], take) or waits
         return waits
+
+    def _enqueue_at(self, spare: ReadyQueue, position: int, take: Callable[[], None]) -> bool:
+        """Request a slot of the `spare` for the task at `position`. Return whether the task waits for one."""
+        gate, is_free = spare.account.gate, self._slots.taken < self._slots.concurrency
+        joins = gate is not None and is_free and spare.may_take
+        if gate is not None and joins:
+            self.rates.join(gate, position, take)
+        if is_waiting := self._slots.shared or not spare.account.is_open:
+            spare.wait(partial(self._offered, spare, take))
+        return joins or is_waiting
 
     def _gates(self) -> dict[str, RateGate]:
         """Return the limits of rate of the run's backends, by name."""
@@ -272,7 +343,7 @@ class Scheduler:
             if self._best() is not None:
                 del queue.account.queue[self]
                 take()
-            elif not queue.heap:
+            elif not queue.heap and not self._spares:
                 del queue.account.queue[self]  # all its tasks have been started meanwhile
             elif queue.account.gate is not None:
                 self._join(queue, queue.account.gate, take)
@@ -297,9 +368,9 @@ class Scheduler:
 
     def finish(self, position: int, status: TaskStatus) -> None:
         """Release the slot of the started task at `position`, ended as `status`, and unlock its dependents."""
-        self._free(position)
+        account = self._free(position)
         if status is TaskStatus.COMPLETED:
-            self._queue_of[position].account.complete()
+            account.complete()
         self._slots.offer(self)
         self.finish_without_slot(position, status)
 
@@ -370,8 +441,66 @@ class Scheduler:
 
         Other tasks start on the backend as far as it accepts calls: see `account`.
         """
-        self._queue_of[position].account.throttle((self, position), pause)
+        account = self._queue_of[position].account
+        account.throttle((self, position), pause)
+        if self._spares:
+            self._refused[position] = account
         self.set_aside(position)
+
+    def has_spares(self, position: int) -> bool:
+        """Return whether the backend of the started task, or the one whose spare it is, has spares."""
+        return bool(self._spares) and self._own_queue(position) in self._spares
+
+    def _own_queue(self, position: int) -> ReadyQueue:
+        moved = self._moved.get(position)
+        return self._queue_of[position] if moved is None else moved[0]
+
+    def limit(self, position: int, pause: Pause) -> float:
+        """Close the backend that has refused the started task, until `reopen`, because a limit holds for all tasks.
+        Return the Unix time from which one of the task's backends is open, the past if one is. `set_aside` follows.
+        """
+        account, name = self._queue_of[position].account, self.spare_of(position)
+        name = name or next(name for name, one in self._queues.items() if one.account is account)
+        account.throttle((self, position), pause)
+        self.closings.append((name, position, pause.until))
+        return min(pause.until, self.others_open_at(position))
+
+    def others_open_at(self, position: int) -> float:
+        """Return the Unix time from which one of the other backends of the started task is open, the past if one is;
+        infinite if there is none with credit.
+        """
+        called, own = self._queue_of[position], self._own_queue(position)
+        others = (one.account for one in (own, *self._spares.get(own, ())) if one is not called)
+        return min(map(_end_of_limit, others), default=inf)
+
+    def close(self, name: str, until: float, cause: str) -> None:
+        """Close a backend that a limit has closed in an earlier process, until `reopen`."""
+        account, nobody = self._queue(name).account, -1
+        if not account.taken:  # calls of other runs say more about a limit than what an earlier process has stored
+            account.close_for((self, nobody), Pause(until, cause, probe=True))
+            account.announce()
+            self.closings.append((name, nobody, until))
+
+    def reopen(self, name: str, position: int) -> None:
+        """Let a task look whether the limit has ended that has closed the backend for the task at `position`."""
+        if self._queues[name].account.reopen_for((self, position)):
+            self._slots.offer(self)
+
+    def close_for_person(self, position: int, name: str, pause: Pause) -> None:
+        """Close the backend until `end_person_wait` of the task at `position`, which asks a person."""
+        account = self._queues[name].account
+        account.close_for((self, position), pause)
+        self._asking_credit[position] = name
+        account.announce()
+
+    def asks_for_credit(self, name: str) -> bool:
+        """Return whether a task of the run asks a person to top up the account of the backend."""
+        return name in self._asking_credit.values()
+
+    def end_person_wait(self, position: int) -> None:
+        """Let tasks start again on the backend for whose credit the task at `position` has asked, if it has."""
+        if (name := self._asking_credit.pop(position, None)) is not None:
+            self.reopen(name, position)
 
     def refuse_for_good(self, position: int, took: float) -> None:
         """Record that the backend refused, after `took` seconds, the call of a started task that is not retried."""
@@ -421,33 +550,48 @@ class Scheduler:
     def requeue(self, position: int) -> None:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
-        if self._queue_of[position].account.reopen_for((self, position)):
+        account = self._refused.pop(position, None) if self._spares else self._queue_of[position].account
+        if account is not None and account.reopen_for((self, position)):
             self._slots.offer(self)
         if position not in self._dropped:
             self._push(position)
 
     def waits_until(self, ends: Mapping[int, float]) -> float | None:
         """Return the Unix time at which the next task may start, if everything that is left to run waits for a time:
-        for the end of its own delay (`ends`, by position), or until its backend may be called again. None if not.
+        for the end of its own delay (`ends`, by position), or until its backend may be called again. None if not,
+        and if everything waits for a person.
         """
         if self.taken or self.aside != len(ends) or self._for_each.ready:
             return None
         times: list[float] = []
         for queue in self._queues.values():
             if queue.heap:
-                if (opens := queue.account.opens_at) is None:
+                if (opens := self._opens_at(queue)) is None:
                     return None
                 times.append(opens)
         for position, end in ends.items():
-            times.append(max(end, self._queue_of[position].account.opens_at or end))
-        return min(times, default=None)
+            times.append(max(end, self._opens_at(self._queue_of[position]) or end))
+        return min((time for time in times if time != inf), default=None)
+
+    def _opens_at(self, queue: ReadyQueue) -> float | None:
+        """Return the Unix time at which the backend of `queue` or one of its spares may be called again, infinite if a
+        person decides about it; None if one may be called now.
+        """
+        times = [one.account.opens_at for one in (queue, *self._spares.get(queue, ()))]
+        known = [time for time in times if time is not None]
+        return min(known) if len(known) == len(times) else None
 
     @property
     def exhausted(self) -> bool:
         """True at the end of the run: no task holds a slot, is set aside, or is eligible."""
         if self.taken or self.aside or self._for_each.ready:
             return False
-        return not any(queue.heap for queue in self._queues.values())
+        return not any(queue.heap and not self._waits_for_person(queue) for queue in self._queues.values())
+
+    def _waits_for_person(self, queue: ReadyQueue) -> bool:
+        """Return whether the tasks of `queue` can only start once a person has answered a task of this run."""
+        asked = [self._queues[name] for name in self._asking_credit.values()]
+        return all(one in asked for one in (queue, *self._spares.get(queue, ())))
 
     def _load(self, statuses: Sequence[TaskStatus], later: Collection[int], throttled: Mapping[int, Pause]) -> None:
         self._joins.enter(0, statuses)
@@ -467,6 +611,7 @@ class Scheduler:
                     account = self._queue_of[position].account
                     account.close_for((self, position), throttled[position])
                     account.announce()
+                    self._refused[position] = account
             elif not self._missing[position]:
                 if position in throttled and self._only_user(position):
                     # The limit may not have ended, though its time has passed.
@@ -502,20 +647,34 @@ class Scheduler:
         while heap and heap[0][1] in self._dropped:
             heapq.heappop(heap)
 
-    def _free(self, position: int) -> None:
-        queue = self._queue_of[position]
+    def _free(self, position: int) -> Account:
+        """Release the slot of the task. Return the account of the backend that has answered it."""
+        queue = answered = self._queue_of[position]
         if self._judged and position in self._judged:
-            self._queue_of[position] = self._judged.pop(position)
+            self._queue_of[position] = answered = self._judged.pop(position)
             if position in self._moving:
                 self._moving.discard(position)
                 queue.heap.remove((-self._priorities[position], position))
                 heapq.heapify(queue.heap)
                 self._discard_dropped(queue.heap)
-                return
+                return answered.account
         queue.free()
         self.taken -= 1
         if queue.is_probe(position):
             queue.account.end_probe()
+        if self._moved and position in self._moved:
+            self._queue_of[position] = self._moved.pop(position)[0]
+        return answered.account
+
+
+def _end_of_limit(account: Account) -> float:
+    """Return the Unix time at which the limit that closes the backend ends; the past if none closes it, infinite if it
+    has no credit left.
+    """
+    pause = account.pause
+    if pause is None or not account.is_closed:
+        return 0.0
+    return inf if pause.no_credit else pause.until
 
 
 class ForEachQueue:

@@ -53,7 +53,7 @@ class Pause:
     """A time without calls of a backend, after the backend refused a call."""
 
     until: float = 0.0
-    """The end of the pause as Unix time in seconds."""
+    """The end of the pause as Unix time in seconds; infinite if a person ends it."""
     cause: str = ""
     """The cause, for display."""
     probe: bool = False
@@ -62,6 +62,8 @@ class Pause:
     """Whether the refusal alone pauses the backend, without probes."""
     took: float = 0.0
     """The seconds from the start of the call to its refusal."""
+    no_credit: bool = False
+    """Whether the account has no credit left."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,6 +148,13 @@ class Account:
     def opens_at(self) -> float | None:
         """The end of the pause as Unix time in seconds; None if the backend is not paused."""
         return self.pause.until if self.throttled and self.pause is not None else None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a limit keeps tasks from the backend: it has named a long wait, or a quota that is used up. The task
+        that looks whether the limit has ended is under way, or may not start yet.
+        """
+        return self.probing and not self.is_open
 
     @property
     def is_held(self) -> bool:

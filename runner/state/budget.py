@@ -41,6 +41,7 @@ _REFUSALS = frozenset(
         ErrorKind.RATE_LIMITED,
         ErrorKind.OVERLOADED,
         ErrorKind.AUTH,
+        ErrorKind.NO_CREDIT,
         ErrorKind.INVALID_REQUEST,
         ErrorKind.CONTEXT_OVERFLOW,
         ErrorKind.SESSION_LOST,

@@ -123,6 +123,9 @@ class RunState:
         self._answers: dict[int, tuple[AnsweredQuestion, ...]] = {}
         self.answers: Final[Mapping[int, tuple[AnsweredQuestion, ...]]] = self._answers
         """The answers to a task's questions so far."""
+        self._moved: dict[int, str] = {}
+        self.moved: Final[Mapping[int, str]] = self._moved
+        """The backend of the last attempt of each task whose last attempt called a spare of the task's backend."""
         self._started: set[int] = set()
         """Tasks begun by this process."""
         self._adopted: set[int] = set()
@@ -345,6 +348,7 @@ class RunState:
         *,
         confirmed: bool = False,
         reserved_usd: float | None = None,
+        moved_from: str | None = None,
     ) -> events.TaskStarted:
         """Begin the pending task's next attempt. A conversation to continue is consumed by the attempt."""
         self._move(position, events.TaskStarted.kind)
@@ -354,8 +358,14 @@ class RunState:
             self._consume_continuation(position)
         elif self.dag.tasks[position].join != "all":
             self._look(position)
+        if moved_from is not None:
+            self._moved[position] = backend
+        elif self._moved:
+            self._moved.pop(position, None)
         task_id = self.dag.tasks[position].id
-        return events.TaskStarted(at, task_id, number, backend, session_id, confirmed, reserved_usd=reserved_usd)
+        return events.TaskStarted(
+            at, task_id, number, backend, session_id, confirmed, reserved_usd=reserved_usd, moved_from=moved_from
+        )
 
     def complete(
         self,
@@ -673,6 +683,26 @@ class RunState:
         """Record how the task's next attempt continues the conversation of earlier attempts."""
         self._continuations[position] = continuation
 
+    def move_continuation(self, position: int) -> None:
+        """Let the task's next attempt, on another backend, replay the conversation of the earlier ones. A turn that was
+        interrupted begins anew: what it had done is in the session alone.
+        """
+        continuation = self._continuations.pop(position)
+        if continuation.sends_message:
+            self._continuations[position] = replace(continuation, session_id=None, interrupted=False)
+
+    def load_moved(self, attempts: Iterable[AttemptRecord], spares: Mapping[str, Sequence[str]], default: str) -> None:
+        """Note the tasks whose last attempt, of an earlier process, called one of the `spares` of their backend."""
+        for attempt in attempts:
+            position = self.dag.position(attempt.task_id)
+            own = self.dag.backend_of(self.dag.tasks[position]) or default
+            if attempt.attempt == self._attempts[position] and attempt.backend in spares.get(own, ()):
+                self._moved[position] = attempt.backend
+
+    def backend_of(self, position: int, default: str) -> str:
+        """Return the backend of the task's last attempt: its own, or a spare. `default` is that of the run."""
+        return self._moved.get(position) or self.dag.backend_of(self.dag.tasks[position]) or default
+
     def _consume_continuation(self, position: int) -> None:
         """Mark the conversation as continued by the task's current attempt."""
         continuation = self._continuations.pop(position)
@@ -720,6 +750,7 @@ MOST_THROTTLINGS: Final = 20
 overload counts as a failure. A limit then counts only if other tasks have completed meanwhile: the task may be too
 large for it.
 """
+_NOT_COUNTED = frozenset({ErrorKind.CHECK_FAILED, ErrorKind.NO_CREDIT})
 _OF_A_PAUSE = 3
 """Refusals that pause a backend: of a call and of two probes."""
 
@@ -741,8 +772,8 @@ class Failures:
         `in_a_row` is the number of the backend's earlier refusals of any task in a row. Returns 0 unless the backend
         refused the task; else the number of refusals of the task so far, or of the pauses in a row, if greater.
         """
-        if kind == ErrorKind.CHECK_FAILED:
-            return 0  # has tries of its own
+        if kind in _NOT_COUNTED:
+            return 0  # has tries of its own, or ends with a person's answer
         if kind not in THROTTLING:
             self._counted[position] += 1
             return 0

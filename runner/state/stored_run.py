@@ -23,7 +23,7 @@ from plait.errors import (
     TaskNotFound,
     nearest,
 )
-from plait.events import RUN_ENDS, NewTask, TaskInterrupted, TaskPlaced, TaskRetried
+from plait.events import RUN_ENDS, NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TaskStarted
 from plait.failpoints import reached
 from plait.json_form import JsonValue, to_json, value
 from plait.persistence.store_protocol import Store
@@ -185,6 +185,8 @@ async def stored_run(
     if damaged := await _with_damaged_talk(store, run_id, state):
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
         state = RunState(dag, tasks, usage=usage)
+    if (spares := (slots := read_settings(record).get("slots", {})).get("spares")) is not None:
+        state.load_moved(await store.list_attempts(run_id), spares, slots["default"])
     reached("resume.read")
     return await with_notes(StoredRun(store, record, tasks, state))
 
@@ -352,6 +354,22 @@ async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], Pl
                 places[event.task_id, event.attempt] = PlacedAttempt(detail["place"], detail.get("interrupted", False))
         after = page[-1].seq
     return places
+
+
+async def moved_attempts(store: Store, run: RunRecord, task_id: str) -> dict[int, str]:
+    """Return the backend of the task by the numbers of the attempts that called a spare in its place. Raises
+    StoreError.
+    """
+    moved: dict[int, str] = {}
+    after = 0
+    has_spares = "spares" in read_settings(run).get("slots", {})
+    while has_spares and (page := await store.list_events(run.run_id, after, kind=TaskStarted.kind)):
+        for event in page:
+            own = json.loads(event.detail).get("moved_from")
+            if own is not None and event.task_id == task_id and event.attempt is not None:
+                moved[event.attempt] = own
+        after = page[-1].seq
+    return moved
 
 
 async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequence[str]]:

@@ -73,6 +73,8 @@ def _run(text: str) -> Callable[[Facts], str]:
 
 def _started(facts: Facts) -> str:
     parts = [str(facts.get("backend", ""))]
+    if facts.get("moved_from"):
+        parts.append(f"in place of {facts['moved_from']}")
     if (facts.get("attempt") or 1) > 1:
         parts.append(f"attempt {facts['attempt']}")
     if facts.get("confirmed"):
@@ -297,6 +299,7 @@ REMEDIES: Mapping[str, str] = {
     ErrorKind.LOOP_EXHAUSTED: "Look at the last round. A run of a plan with more rounds takes these over with --like.",
     ErrorKind.CRASHED: "Read the message of the process, then retry the failed tasks.",
     ErrorKind.AUTH: "Check the key, the login and the credit, then retry the failed tasks.",
+    ErrorKind.NO_CREDIT: "Top up the account, then retry the failed tasks.",
     ErrorKind.INVALID_REQUEST: "A retry sends the same request again: change the plan or the options of the backend.",
     ErrorKind.CONTEXT_OVERFLOW: "Shorten the prompt or the upstream results, or take another model.",
     ErrorKind.TRUNCATED: "Raise the limit of the answer (`max_tokens` of the backend), then retry the failed tasks.",

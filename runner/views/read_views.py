@@ -50,6 +50,7 @@ from plait.runner.state.stored_run import (
     StoredRun,
     decode_dag,
     decode_task,
+    moved_attempts,
     needs_no_work,
     next_tries,
     placed_attempts,
@@ -367,13 +368,20 @@ async def task_detail_of(
     shown = (await task_views(store, run, records, now, only=task.task_id))[task.task_id]
     attempts = await store.list_attempts(run.run_id, task.task_id)
     placed = await placed_attempts(store, run.run_id)
-    views = [_attempt_view(one, placed.get((one.task_id, one.attempt))) for one in attempts]
+    moved = await moved_attempts(store, run, task.task_id)
+    views = [_attempt_view(one, placed.get((one.task_id, one.attempt)), moved.get(one.attempt)) for one in attempts]
     return view_of(TaskDetail, shown, run_id=run.run_id, messages=tuple(messages), history=tuple(views))
 
 
-def _attempt_view(attempt: AttemptRecord, placed: PlacedAttempt | None) -> AttemptView:
-    place = None if placed is None else placed.place
-    return view_of(AttemptView, attempt, status=AttemptStatus(attempt.status), model=attempt.usage.model, place=place)
+def _attempt_view(attempt: AttemptRecord, placed: PlacedAttempt | None, moved_from: str | None) -> AttemptView:
+    return view_of(
+        AttemptView,
+        attempt,
+        status=AttemptStatus(attempt.status),
+        model=attempt.usage.model,
+        place=None if placed is None else placed.place,
+        moved_from=moved_from,
+    )
 
 
 async def rendered_prompt(store: Store, run_id: str, task_id: str) -> str | None:

@@ -369,6 +369,8 @@ class AttemptView(UsageView):
     model: str | None
     place: str | None
     """The host of an attempt on another host."""
+    moved_from: str | None
+    """The backend of the task, for an attempt that called a spare in its place."""
 
 
 @view

@@ -362,6 +362,8 @@ class TaskStarted(TaskEvent):
     """True if the attempt continues the conversation of an interrupted attempt."""
     reserved_usd: float | None = None
     """The most that the attempt costs, in US dollars, which counts until its cost is known; None without a budget."""
+    moved_from: str | None = None
+    """The backend of the task, if the attempt calls a spare in its place."""
 
 
 @value
@@ -617,7 +619,7 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
     decisions; in their place stand the number of added tasks, and that a prompt has changed.
     """
     if type(event) is TaskStarted:
-        detail = _detail_of_start(event.backend, event.confirmed, event.reserved_usd)
+        detail = _detail_of_start(event.backend, event.confirmed, event.reserved_usd, event.moved_from)
         return event.at, event.kind, event.task_id, event.attempt, detail
     if isinstance(event, TaskReopened) and event.prompt is not None:
         event = replace(event, prompt="changed")
@@ -630,8 +632,8 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
 
 
 @lru_cache(maxsize=1000)
-def _detail_of_start(backend: str, confirmed: bool, reserved_usd: float | None) -> str:
-    start = TaskStarted("", "", 0, backend, confirmed=confirmed, reserved_usd=reserved_usd)
+def _detail_of_start(backend: str, confirmed: bool, reserved_usd: float | None, moved_from: str | None) -> str:
+    start = TaskStarted("", "", 0, backend, confirmed=confirmed, reserved_usd=reserved_usd, moved_from=moved_from)
     return _encode(as_json(start, TaskStarted.left_out))
 
 

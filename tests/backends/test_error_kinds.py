@@ -12,7 +12,7 @@ STATUSES = {
     300: "invalid_request",
     400: "invalid_request",
     401: "auth",
-    402: "auth",
+    402: "no_credit",
     403: "auth",
     404: "invalid_request",
     408: "transient",
@@ -34,8 +34,8 @@ STATUSES = {
 CODES = {
     "context_length_exceeded": "context_overflow",
     "exceed_context_size_error": "context_overflow",
-    "insufficient_quota": "auth",
-    "billing_error": "auth",
+    "insufficient_quota": "no_credit",
+    "billing_error": "no_credit",
     "content_filter": "refused",
     "content_policy_violation": "refused",
     "invalid_prompt": "refused",
@@ -58,7 +58,7 @@ MINIMAX = {
     2045: "rate_limited",
     1004: "auth",
     2049: "auth",
-    1008: "auth",
+    1008: "no_credit",
     1026: "refused",
     1027: "refused",
     2013: "invalid_request",
@@ -129,7 +129,7 @@ def test_a_flagged_input_is_refused_whatever_the_status() -> None:
 
 
 def test_no_credit_is_no_mistake_in_the_request() -> None:
-    assert kind_of(400, [], "Your Credit Balance is too low").value == "auth"
+    assert kind_of(400, [], "Your Credit Balance is too low").value == "no_credit"
 
 
 @pytest.mark.parametrize("message", ["Weekly limit reached", "quota reached, try again in 3 days"])
@@ -137,9 +137,9 @@ def test_a_used_up_limit_is_known_by_the_message(message: str) -> None:
     kinds = {status: kind_of(status, [], message).value for status in STATUSES}
     assert kinds == STATUSES | dict.fromkeys((0, 200, 400, 403, 500), "rate_limited")
     assert kind_of(403, ["permission_error"], message).value == "rate_limited"
-    assert kind_of(403, ["billing_error"], message).value == "auth"
+    assert kind_of(403, ["billing_error"], message).value == "no_credit"
     assert kind_of(400, [], f"Prompt is too long. {message}").value == "context_overflow"
-    assert kind_of(400, [], f"Your credit balance is too low. {message}").value == "auth"
+    assert kind_of(400, [], f"Your credit balance is too low. {message}").value == "no_credit"
 
 
 def test_only_the_beginning_of_a_long_message_is_read() -> None:

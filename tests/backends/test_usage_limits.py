@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from datetime import datetime
 
 import pytest
 
@@ -93,6 +94,7 @@ LIMITS = [
     "Weekly limit reached",
     "5-hour limit reached",
     "Opus limit reached ∙ resets tomorrow",
+    "Monthly spend limit reached",
     # By the time at which the limit ends.
     "Opus limit reached, try again in 3 days",
     "You're out of extra usage · resets 3pm (UTC)",
@@ -131,3 +133,61 @@ def test_the_wait_in_the_body_of_an_error() -> None:
     assert announced_wait({"error": {"message": "quota, try again in 7s"}}, NOW) == 7.0
     assert announced_wait({"error": {"message": "no", "details": [{"retryDelay": "soon"}]}}, NOW) is None
     assert announced_wait(None, NOW) is None
+
+
+# The clock that reads the message, and the end that it names; both UTC. The reader's own zone is that of New York.
+PROVIDERS = [
+    # Claude
+    ("You've hit your session limit · resets 3am (Asia/Tokyo)", "2026-11-27T17:00", "2026-11-27T18:01"),
+    ("You've hit your weekly limit · resets Nov 30 at 9am (Europe/Berlin)", "2026-11-27T17:00", "2026-11-30T08:01"),
+    ("You've hit your weekly limit · resets Mon at 9am (UTC)", "2026-11-27T17:00", "2026-11-30T09:01"),
+    ("You've hit your weekly limit · resets Jan 2 at 9am (UTC)", "2026-12-30T17:00", "2027-01-02T09:01"),
+    ("5-hour limit reached ∙ resets 10:30pm", "2026-11-28T03:25", "2026-11-28T03:31"),
+    ("5-hour limit reached ∙ resets 10:30pm", "2026-11-28T05:05", "2026-11-29T03:31"),  # read after midnight there
+    ("5-hour limit reached ∙ resets 10:30pm", "2026-11-28T03:35", "2026-11-28T03:31"),  # a moment ago: not tomorrow
+    ("5-hour limit reached ∙ resets 12:30am", "2026-11-28T05:35", "2026-11-28T05:31"),
+    ("5-hour limit reached ∙ resets 12am (UTC)", "2026-11-27T23:59", "2026-11-28T00:01"),
+    ("5-hour limit reached ∙ resets 12pm (UTC)", "2026-11-28T00:35", "2026-11-28T12:01"),
+    (
+        "5-hour limit reached ∙ resets 3am (America/New_York)",
+        "2026-11-01T04:30",
+        "2026-11-01T08:01",
+    ),  # summer time ends
+    ("Opus limit reached ∙ resets tomorrow at 9am (UTC)", "2026-11-27T17:00", "2026-11-28T09:01"),
+    ("Claude AI usage limit reached|1795000000", "2026-11-17T17:00", "2026-11-18T11:06:40"),
+    ("You will regain access on 2026-12-01 at 00:00 UTC.", "2026-11-27T17:00", "2026-12-01T00:00"),
+    # Codex
+    ("You've hit your usage limit, or try again at Nov 29th, 2026 3:05 PM.", "2026-11-27T17:00", "2026-11-29T20:06"),
+    ("You've hit your usage limit. Try again at 11:45 PM.", "2026-11-27T17:00", "2026-11-28T04:46"),
+    ("Usage limit. Try again in 4 days 20 hours 9 minutes.", "2026-11-27T17:00", "2026-12-02T13:09"),
+    ("Usage limit. Try again in 2 weeks.", "2026-11-27T17:00", "2026-12-11T17:00"),
+    # Gemini
+    ("Your quota will reset after 21h2m3s.", "2026-11-27T17:00", "2026-11-28T14:02:03"),
+    ("Quota exceeded. Please retry in 38.5s.", "2026-11-27T17:00", "2026-11-27T17:00:38.5"),
+    ("Your daily quota will reset at midnight America/Los_Angeles", "2026-11-27T17:00", "2026-11-28T08:01"),
+    ("Daily limit; resets at 2026-11-28T00:00:00Z", "2026-11-27T17:00", "2026-11-28T00:00"),
+    ("Daily limit; resets at 2026-11-28 01:00:00+01:00", "2026-11-27T17:00", "2026-11-28T00:00"),
+    # OpenAI
+    (
+        "Rate limit reached for gpt-5 on RPM: Limit 3. Please try again in 20s.",
+        "2026-11-27T17:00",
+        "2026-11-27T17:00:20",
+    ),
+    ("Rate limit reached. Please try again in 1h9m7.5s.", "2026-11-27T17:00", "2026-11-27T18:09:07.5"),
+    ("Limit resets on Monday, November 30 at 9:00 AM UTC", "2026-11-27T17:00", "2026-11-30T09:01"),
+    ("Usage limit; try again at noon UTC", "2026-11-27T17:00", "2026-11-28T12:01"),
+    # Groq
+    ("Tokens per day (TPD): Limit 500000. Please try again in 7m12.5s.", "2026-11-27T17:00", "2026-11-27T17:07:12.5"),
+    ("Please try again in 250ms.", "2026-11-27T17:00", "2026-11-27T17:00:00.25"),
+]
+
+
+@pytest.mark.parametrize(("text", "now", "end"), PROVIDERS)
+def test_the_words_of_each_provider(text: str, now: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_at, ends_at = (datetime.fromisoformat(f"{one}+00:00").timestamp() for one in (now, end))
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        left = seconds_left(text, read_at)
+    time.tzset()
+    assert left == pytest.approx(max(0.0, ends_at - read_at), abs=0.001)

@@ -11,7 +11,7 @@ WORDS = {
     "rate_limit": "rate_limited",
     "overloaded": "overloaded",
     "authentication_failed": "auth",
-    "billing_error": "auth",
+    "billing_error": "no_credit",
     "invalid_request": "invalid_request",
     "max_output_tokens": "truncated",
 }

@@ -121,7 +121,7 @@ def test_a_server_s_whole_answer_is_read(body: object, kind: str, message: str) 
 
 def test_an_unpaid_account_is_no_limit_to_wait_for() -> None:
     body = {"error": {"message": "quota exceeded, try again in 3 days", "code": "insufficient_quota"}}
-    assert kind_of_failure(json.dumps(body))[0] is ErrorKind.AUTH
+    assert kind_of_failure(json.dumps(body))[0] is ErrorKind.NO_CREDIT
 
 
 @pytest.mark.parametrize("message", ["API Error: 503 busy", "[503]"])

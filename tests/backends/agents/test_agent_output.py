@@ -304,7 +304,7 @@ def _saying(command: Path, words: str) -> str:
 
 REASONS = {
     "Invalid API key · Please run /login": ErrorKind.AUTH,
-    "\x1b[31mCredit balance is too low\x1b[0m": ErrorKind.AUTH,
+    "\x1b[31mCredit balance is too low\x1b[0m": ErrorKind.NO_CREDIT,
     "OAuth token has expired. Please obtain a new token.": ErrorKind.AUTH,
     "Claude AI usage limit reached|1795000000": ErrorKind.RATE_LIMITED,
     'API Error: 529 {"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}': ErrorKind.OVERLOADED,

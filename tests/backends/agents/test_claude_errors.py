@@ -36,7 +36,7 @@ FIELDS = [
 ]
 ERRORS = {
     "authentication_failed": "auth",
-    "billing_error": "auth",
+    "billing_error": "no_credit",
     "account_on_hold": "auth",
     "verification_required": "auth",
     "cloud_credential_error": "auth",

@@ -182,7 +182,7 @@ ERRORS = [
     (400, "invalid_request_error", "bad", ErrorKind.INVALID_REQUEST),
     (400, "context_length_exceeded", "too long", ErrorKind.CONTEXT_OVERFLOW),
     (429, "rate_limit_exceeded", "slow down", ErrorKind.RATE_LIMITED),
-    (429, "insufficient_quota", "pay first", ErrorKind.AUTH),
+    (429, "insufficient_quota", "pay first", ErrorKind.NO_CREDIT),
     (500, "server_error", "broken", ErrorKind.TRANSIENT),
     (503, "overloaded", "later", ErrorKind.OVERLOADED),
     (529, "overloaded_error", "later", ErrorKind.OVERLOADED),
@@ -209,7 +209,7 @@ async def test_a_limit_and_its_end_told_in_words_only(status: int, words: str, w
     error, _ = await failure(CHAT.error(401, "invalid_api_key", words))
     assert error.kind is ErrorKind.AUTH
     error, _ = await failure(CHAT.error(429, "insufficient_quota", words))
-    assert error.kind is ErrorKind.AUTH
+    assert error.kind is ErrorKind.NO_CREDIT
 
 
 @pytest.mark.parametrize(

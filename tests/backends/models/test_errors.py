@@ -73,7 +73,7 @@ async def failure(dialect: Dialect, answer: Answer, request_timeout: float = 10.
         (400, "exceed_context_size_error", K.CONTEXT_OVERFLOW),
         (400, "content_filter", K.REFUSED),
         (401, "authentication_error", K.AUTH),
-        (402, "billing_error", K.AUTH),
+        (402, "billing_error", K.NO_CREDIT),
         (403, "permission_error", K.AUTH),
         (404, "not_found_error", K.INVALID_REQUEST),
         (408, "timeout", K.TRANSIENT),
@@ -81,7 +81,7 @@ async def failure(dialect: Dialect, answer: Answer, request_timeout: float = 10.
         (413, "request_too_large", K.CONTEXT_OVERFLOW),
         (422, "unprocessable", K.INVALID_REQUEST),
         (429, "rate_limit_error", K.RATE_LIMITED),
-        (429, "insufficient_quota", K.AUTH),
+        (429, "insufficient_quota", K.NO_CREDIT),
         (500, "api_error", K.TRANSIENT),
         (502, "bad_gateway", K.TRANSIENT),
         (503, "unavailable_error", K.OVERLOADED),
@@ -112,7 +112,7 @@ async def test_overlong_prompts_told_in_words_only(dialect: Dialect, status: int
 async def test_spent_credit_told_in_words_only(dialect: Dialect) -> None:
     answer = dialect.error(400, "invalid_request_error", "Your credit balance is too low to access the API.")
     error, _ = await failure(dialect, answer)
-    assert error.kind is K.AUTH
+    assert error.kind is K.NO_CREDIT
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_a_limit_and_its_end_told_in_words_only(
     error, _ = await failure(dialect, dialect.error(401, "authentication_error", words))
     assert error.kind is K.AUTH
     error, _ = await failure(dialect, dialect.error(429, "insufficient_quota", words))
-    assert error.kind is K.AUTH
+    assert error.kind is K.NO_CREDIT
 
 
 @pytest.mark.parametrize(

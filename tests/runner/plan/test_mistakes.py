@@ -41,6 +41,32 @@ CASES = {
         "a webhook of Slack is a secret; put it into an environment variable, and name that in url_env",
     ),
     "unknown key": (tasks("{id: a, prompt: x, wieght: 2}"), 2, "tasks[0].wieght", "did you mean 'weight'?"),
+    "a spare that is unknown": (
+        "backends:\n  a: {kind: person, or_else: [b, c]}\n  b: {kind: person}\n"
+        + tasks("{id: t, prompt: x, backend: a}"),
+        2,
+        "backends.a.or_else[1]",
+        "unknown backend 'c'",
+    ),
+    "a spare of itself": (
+        "backends: {a: {kind: person, or_else: [a]}}\n" + tasks("{id: t, prompt: x, backend: a}"),
+        1,
+        "backends.a.or_else[0]",
+        "a backend cannot take over from itself",
+    ),
+    "a spare named twice": (
+        "backends: {a: {kind: person, or_else: [b, b]}, b: {kind: person}}\n" + tasks("{id: t, prompt: x, backend: a}"),
+        1,
+        "backends.a.or_else[1]",
+        "'b' is named twice",
+    ),
+    "a setting that a spare does not take": (
+        "backends: {a: {kind: openai, or_else: [b]}, b: {kind: codex}}\n"
+        + tasks("{id: t, prompt: x, backend: a, temperature: 0}"),
+        3,
+        "tasks[0].temperature",
+        "backend 'b'",
+    ),
     "unknown key without a like": (
         tasks("{id: a, prompt: x, xyzzy: b}"),
         2,
@@ -743,3 +769,12 @@ def test_a_password_in_a_url_is_not_repeated(kind: str) -> None:
     with pytest.raises(PlanError, match=r"o\.base_url: a URL with a user or password does not fit") as caught:
         parse_plan(text)
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_circle_of_spares_is_reported_at_each_of_its_members() -> None:
+    plan = "backends:\n  a: {kind: person, or_else: [b]}\n  b: {kind: person, or_else: [c]}\n"
+    plan += "  c:\n    kind: person\n    or_else:\n      - a\n" + tasks("{id: t, prompt: x, backend: a}")
+    found = [(one.line, one.column, one.where) for one in mistakes(plan)]
+    places = [(2, 31, "a"), (3, 31, "b"), (7, 9, "c")]
+    assert found == [(line, column, f"backends.{name}.or_else[0]") for line, column, name in places]
+    assert "'b' has 'a' among its own spares, a circle" in mistakes(plan)[0].message
