@@ -72,7 +72,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Share": {
         "serve": "Serve runs over HTTP to programs on this machine.",
         "mcp": "Offer plans to an agent as tools (MCP).",
-        "worker": "Execute the runs that no process executes; `wake` those that are due.",
+        "worker": "Execute the runs that no process executes; `wake` those due.",
     },
     "Keep": {
         "export": "Write the results of a run to a .csv or .jsonl file.",

@@ -79,6 +79,7 @@ WITH_STORE = {
     "try": "last a",
     "tune": "last -j 3",
     "ui": "--no-browser --port 0",
+    "wake": "",
 }
 """The words with which each command reaches the store."""
 NO_STORE_NEEDED = {"doctor"}
