@@ -23,7 +23,7 @@ _TEXTS: Final = {
 """The columns of each table with texts, and those with keys of `texts`."""
 _KEYS: Final = [(table, key) for table, (_, keys) in _TEXTS.items() for key in keys.split()]
 
-_GET_OWNERSHIP: Final = "SELECT run_id, status, owner_pid, owner_host FROM runs WHERE run_id = ?"
+_GET_OWNERSHIP: Final = "SELECT run_id, status, owner_pid, owner_host FROM runs WHERE run_id = ?{lock}"
 _DELETE_RUN: Final = tuple(
     f"DELETE FROM {table} WHERE run_id = ?" for table in ("notes", "events", "messages", "attempts", "tasks", "runs")
 )
@@ -47,13 +47,11 @@ class Purged:
     """
 
 
-def delete(run_ids: Collection[str], lock: str = "") -> Reading[tuple[str, ...]]:
-    """Delete the runs, and return the ids of those that were stored. Raises Conflict, with nothing deleted, if one has
-    not ended or has an owner. `lock` stands behind the statement that finds a run.
-    """
+def delete(run_ids: Collection[str]) -> Reading[tuple[str, ...]]:
+    """Delete the runs, and return those stored. Raises Conflict, and deletes none, if one has not ended or is owned."""
     stored: list[Row] = []
     for run_id in dict.fromkeys(run_ids):
-        stored += yield _GET_OWNERSHIP + lock, (run_id,)
+        stored += yield _GET_OWNERSHIP, (run_id,)
     refused: list[str] = []
     for run_id, status, owner_pid, owner_host in stored:
         if status not in RUN_DONE:

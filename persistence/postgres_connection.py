@@ -12,7 +12,7 @@ import math
 import os
 import struct
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
 T = TypeVar("T")
-Mode: TypeAlias = Literal["create", "existing", "read"]
 Connection: TypeAlias = Any
 """A connection of asyncpg, which has no types for rows."""
 
@@ -230,7 +229,7 @@ class ReconnectingConnection:
                         connection.terminate()
 
 
-async def prepare(connection: Connection, mode: Mode, shown: str) -> str:
+async def prepare(connection: Connection, mode: tables.Mode, shown: str) -> str:
     """Create the tables if `mode` is create and there are none. Return the id of the store. Raises StoreUnusable, also
     if no run can be stored, unless the mode is read.
     """
@@ -279,7 +278,7 @@ SELECT current_setting('server_encoding') AS encoding, current_user AS role, cur
         WHERE NOT has_table_privilege(to_regclass(needed.name), needed.right)
     ) AS missing
 """
-_UPDATED: Final = ("texts", "runs", "tasks", "attempts")
+_UPDATED: Final = ("texts", "runs", "tasks", "attempts", "accounts")
 
 
 async def obstacle(connection: Connection, shown: str) -> str | None:

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
     from plait.persistence.apply_events import Applied, CachedRun, Rows
     from plait.persistence.delete_runs import Purged
-    from plait.persistence.postgres_connection import Connection, Mode
+    from plait.persistence.postgres_connection import Connection
     from plait.persistence.store_records import Batch, Note
-    from plait.persistence.tables import Reading, Write
+    from plait.persistence.tables import Mode, Reading, Write
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -148,7 +148,11 @@ class PostgresStore(SQLStore):
         await self._write(_write_batch, batch, self._runs, self.batches)
 
     async def send(self, run_id: str, note: Note) -> None:
-        await self._write(_transact, _send_note(run_id, note))
+        await self.transact(_send_note(run_id, note))
+
+    async def transact(self, writing: Reading[T]) -> T:
+        """Run the statements of `writing` in one transaction, and return its result."""
+        return await self._write(_transact, writing)
 
     async def wait_for_note(self, run_id: str) -> None:
         """Return when a note for the run may have arrived, at the latest after 5 s."""
@@ -161,12 +165,10 @@ class PostgresStore(SQLStore):
         return await self._call(self._reader, lambda connection: connection.fetchval(_SILENCE, run_id)) or 0.0
 
     async def purge(self, run_ids: Collection[str]) -> Purged:
-        """Delete all of the runs.
-
-        Raises Conflict, and deletes nothing, if a run has not ended (completed, failed or cancelled) or has an owner.
-        Unknown ids are ignored. The server frees space by its own VACUUM. `Purged.remains` says where copies stay.
+        """Delete all of the runs, as `SQLiteStore.purge` does. The server frees space by its own VACUUM, and
+        `Purged.remains` says where copies stay.
         """
-        deleted = await self._write(_transact, _delete(run_ids))
+        deleted = await self.transact(_delete(run_ids))
         copies = "the log, the backups and pages before the next VACUUM of the server keep copies"
         return delete_runs.Purged(deleted, 0, f"the runs are deleted; {copies}" if deleted else None)
 
@@ -219,10 +221,10 @@ _WORDS: Final = {
         "(owner_id IS NOT NULL AND coalesce(extract(epoch FROM clock_timestamp() - written_at) > lease_s, true))"
     ),
     "now": "extract(epoch FROM clock_timestamp())::float8",
+    "lock": " FOR NO KEY UPDATE",
     "bytes_of": "octet_length",
     "bytes": "TEXT",
 }
-_LOCK: Final = " FOR NO KEY UPDATE"
 _UNIQUE_VIOLATION: Final = "23505"
 _SILENCE: Final = "SELECT extract(epoch FROM clock_timestamp() - written_at)::float8 FROM runs WHERE run_id = $1"
 
@@ -346,7 +348,7 @@ async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | No
     """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch."""
     async with connection.transaction():
         reached("txn.begun")
-        applied = await _read(connection, read_records.apply_batch(batch, None, _LOCK))
+        applied = await _read(connection, read_records.apply_batch(batch, None))
         if applied is None:
             return None
         if not await _write_all_rows(connection, batch, applied):
@@ -369,7 +371,7 @@ async def _transact(connection: Connection, writing: Reading[T]) -> T:
 
 
 def _send_note(run_id: str, note: Note) -> Reading[None]:
-    yield from read_records.add_note(run_id, note, _LOCK)
+    yield from read_records.add_note(run_id, note)
     # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.
     yield "SELECT pg_notify(?, ?)", (_CHANNEL, _payload(run_id))
 
@@ -377,7 +379,7 @@ def _send_note(run_id: str, note: Note) -> Reading[None]:
 def _delete(run_ids: Collection[str]) -> Reading[tuple[str, ...]]:
     # No batch adds a reference to a text meanwhile: a batch adds the text too.
     yield "LOCK TABLE texts IN SHARE ROW EXCLUSIVE MODE", ()
-    return (yield from delete_runs.delete(run_ids, " FOR UPDATE"))
+    return (yield from delete_runs.delete(run_ids))
 
 
 # Notifications of notes. A lost notification only delays the note: the owner reads its inbox after LONGEST_WAIT_S

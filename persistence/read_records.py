@@ -280,9 +280,9 @@ def list_notes(run_id: str, after: int) -> Reading[tuple[NoteRecord, ...]]:
     return tuple(notes)
 
 
-def add_note(run_id: str, note: Note, lock: str = "") -> Reading[None]:
-    """Add the note to the run's inbox. Raises Conflict. `lock` stands behind the statement that finds the run."""
-    if not list((yield tables.GET_LAST + lock, (run_id,))):
+def add_note(run_id: str, note: Note) -> Reading[None]:
+    """Add the note to the run's inbox. Raises Conflict."""
+    if not list((yield f"{tables.GET_LAST}{{lock}}", (run_id,))):
         raise Conflict(f"run {run_id!r} is not in the store, so no note can be sent to its owner")
     [(number,)] = yield tables.NEXT_NOTE, (run_id,)
     fields = note.kind, note.task_id, note.body
@@ -324,14 +324,14 @@ OF_ONE_STATEMENT: Final = frozenset({list_tasks, list_attempts, list_events, lis
 """The reads that need no transaction to see one state of the database."""
 
 
-def apply_batch(batch: Batch, run: CachedRun | None, lock: str = "") -> Reading[Applied | None]:
+def apply_batch(batch: Batch, run: CachedRun | None) -> Reading[Applied | None]:
     """Read what the batch needs, and apply what is not applied yet; None if nothing is left. Raises Fenced, Gap or
-    Conflict. `run` is the run as of its last change; None if it has to be read, with `lock` behind the statement.
+    Conflict. `run` is the run as of its last change; None if it has to be read.
     """
     run_id, creates = batch.run_id, bool(batch.events) and isinstance(batch.events[0], RunCreated)
     if run is None or creates:
         run = None
-        for row in (yield tables.GET_HEAD + lock, (run_id,)):
+        for row in (yield f"{tables.GET_HEAD}{{lock}}", (run_id,)):
             settings = (yield from _settings(run_id)) if creates else ""
             run = CachedRun(_run(row, {}, settings))
     skipped = write_rules.count_applied(batch, None if run is None else run.head)

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from plait.errors import StoreUnusable
 from plait.failpoints import reached
-from plait.persistence.tables import FORMAT, schema
+from plait.persistence.tables import FORMAT, Mode, schema
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-Mode: TypeAlias = Literal["create", "existing", "read"]
 APPLICATION_ID: Final = 0x706C6174  # "plat"
 BUSY_TIMEOUT_S: Final = 5.0
 _MARKS: Final = (f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {FORMAT}")

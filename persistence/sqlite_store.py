@@ -28,7 +28,6 @@ from plait.persistence.read_records import SQLStore
 from plait.persistence.sqlite_file import (
     BUSY_TIMEOUT_S,
     DAMAGE,
-    Mode,
     decode_lossy,
     error_code,
     open_database,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from plait.persistence.apply_events import CachedRun
     from plait.persistence.delete_runs import Purged
     from plait.persistence.store_records import Batch, Note
-    from plait.persistence.tables import Reading, Row, Write
+    from plait.persistence.tables import Mode, Reading, Row, Write
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -78,7 +77,7 @@ class _OneConnection(SQLStore):
         await self._write(write_batch, batch, self._runs)
 
     async def send(self, run_id: str, note: Note) -> None:
-        await self._write(_send_note, run_id, note)
+        await self._write(_transact, read_records.add_note(run_id, note))
 
 
 class MemoryStore(_OneConnection):
@@ -174,6 +173,10 @@ class SQLiteStore(_OneConnection):
         writers wait meanwhile. If another process prevents the writing, `Purged.remains` has the reason.
         """
         return await self._write(_purge, tuple(run_ids))
+
+    async def transact(self, writing: Reading[T]) -> T:
+        """Run the statements of `writing` in one transaction, and return its result."""
+        return await self._write(_transact, writing)
 
     async def _write(self, function: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         if self.mode == "read":
@@ -326,16 +329,15 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
     return applied.run
 
 
-def _send_note(connection: sqlite3.Connection, run_id: str, note: Note) -> None:
+def _transact(connection: sqlite3.Connection, writing: Reading[T]) -> T:
     with _refused_values(), transaction(connection):
-        _rows_of(connection, read_records.add_note(run_id, note))
+        return _rows_of(connection, writing)
 
 
 def _purge(connection: sqlite3.Connection, run_ids: Collection[str]) -> Purged:
     connection.execute("PRAGMA secure_delete = ON").fetchall()
     (before,) = connection.execute(_FILE_SIZE).fetchone()
-    with transaction(connection):
-        deleted = _rows_of(connection, delete_runs.delete(run_ids))
+    deleted = _transact(connection, delete_runs.delete(run_ids))
     remains = wipe(connection)
     (after,) = connection.execute(_FILE_SIZE).fetchone()
     return delete_runs.Purged(deleted, max(0, before - after), remains)
@@ -368,6 +370,7 @@ _WORDS: Final = {
     # All processes that share the file have the clock of one host.
     "expired": f"(owner_id IS NOT NULL AND (lease_expires_at IS NULL OR lease_expires_at < {_NOW}))",
     "now": _NOW,
+    "lock": "",
     "bytes_of": "length",
     "bytes": "BLOB",
 }

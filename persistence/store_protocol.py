@@ -1,8 +1,7 @@
 """The contract of a store. `tests/contracts/store` checks every line; run the contract over a store of yours.
 
-`RunStore`, `TaskStore` and `ContextStore` name the three parts of a store that can be read. Every `Store` has all three
-parts. Writing is one method of the whole store (`Store.write`), because runs, tasks and results change together in one
-transaction.
+`RunStore`, `TaskStore` and `ContextStore` name the parts of a store that can be read. Writing is one method of the
+whole store (`Store.write`), because runs, tasks and results change together in one transaction.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class TaskStore(Protocol):
     """Tasks: their definitions, statuses and attempts."""
 
     async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
-        """Return every task of the run, in the order of adding; only the task `task_id`, or none, if not None."""
+        """Return every task of the run, in the order of adding; if not None, the task `task_id` alone, or none."""
         ...
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
@@ -71,21 +70,15 @@ class TaskStore(Protocol):
         ...
 
 
-class ContextStore(Protocol):
+class ContextStore(TaskStore, Protocol):
     """Results, which are part of the tasks, and conversations."""
-
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
-        """Return the tasks with their results, as TaskStore does. The result of another task than `task_id` is not
-        read.
-        """
-        ...
 
     async def list_messages(self, run_id: str, task_id: str) -> tuple[MessageRecord, ...]:
         """Return the own messages of the task, oldest first, without the conversation that the task continues."""
         ...
 
 
-class Store(RunStore, TaskStore, ContextStore, Protocol):
+class Store(RunStore, ContextStore, Protocol):
     """Keeps runs: `write` for the owner of a run, `send` for all other processes, and the reads of the three parts.
 
     Reads: return whole records, never cursors, and see all acknowledged writes. An unknown run reads as None or as an

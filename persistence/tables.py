@@ -9,7 +9,7 @@ import re
 from collections.abc import Generator, Iterable
 from functools import cache, lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from zlib import crc32
 
 from plait.errors import StoreError
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
+Mode: TypeAlias = Literal["create", "existing", "read"]
 Reading: TypeAlias = Generator[tuple[str, tuple[Any, ...]], Iterable[Row], T]
 """Work on a database: yields a statement with its parameters, is sent the rows, and returns the result."""
 
-FORMAT: Final = 202
+FORMAT: Final = 203
 """The one format that this plait reads and writes. Lower numbers were used in development."""
 _SHOWN_ONLY = {RunStatus.INTERRUPTED, RunStatus.PARKED}
 RUN_STATUSES: Final = tuple(status.value for status in RunStatus if status not in _SHOWN_ONLY)
@@ -172,6 +173,11 @@ CREATE TABLE notes (                     -- requests to the owner of a run, by a
     body {text} NOT NULL,                -- JSON
     checksum {int} NOT NULL,             -- over kind, task_id and body
     PRIMARY KEY (run_id, number)
+){keyed};
+
+CREATE TABLE accounts (                  -- the limits of requests that several processes keep together
+    account {text} NOT NULL PRIMARY KEY, -- a digest of the server and the key, or a name
+    state {text} NOT NULL                -- JSON
 ){keyed};
 """
 
@@ -322,7 +328,7 @@ DROP_RESULT: Final = Write("attempts", _RESULT, _ATTEMPT)
 
 # A dialect has its own words for `{among}`, "one of the names in this parameter"; for `{named}`, the tasks with the
 # names in this parameter, of the run in the next one; for `{expired}`, "owned, with a lease that has expired"; and for
-# `{now}`, the Unix time by the clock that judges leases.
+# `{now}`, the Unix time by the clock that judges leases. `{lock}` ends a read of a row that the transaction changes.
 _HEAD = (
     "run_id, name, created_at, status, started_at, ended_at, error, last_seq, claims, owner_id, owner_host, "
     "owner_boot_id, owner_pid, owner_process_started, owner_claimed_at, lease_expires_at, policy_state, policy_seq, "
@@ -381,6 +387,9 @@ WHERE {_THE_TASK} AND a.prompt_checksum IS NOT NULL"""
 LIST_EVENTS: Final = """SELECT seq, at, kind, task_id, attempt, detail FROM events
 WHERE run_id = ? AND seq > ? AND kind = coalesce(?, kind) ORDER BY seq LIMIT ?"""
 NEXT_NOTE: Final = "SELECT coalesce(max(number), 0) + 1 FROM notes WHERE run_id = ?"
+GET_ACCOUNT: Final = "SELECT account, state, {now} FROM accounts WHERE account = coalesce(?, account){lock}"
+ADD_ACCOUNT: Final = "INSERT INTO accounts (account, state) VALUES (?, ?) ON CONFLICT DO NOTHING"
+SET_ACCOUNT: Final = "UPDATE accounts SET state = ? WHERE account = ?"
 LIST_NOTES: Final = """SELECT number, at, kind, task_id, body, checksum FROM notes
 WHERE run_id = ? AND number > ? ORDER BY number"""
 LIST_SESSIONS: Final = """SELECT session_id FROM attempts WHERE session_id IS NOT NULL

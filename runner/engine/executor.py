@@ -727,21 +727,25 @@ class Executor:
             return
         rates.settle(attempt.position, usage.input_tokens, usage.output_tokens)
 
-    def _start_timer(self, seconds: float, call: Callable[[], None]) -> Callable[[], None] | None:
-        """Call `call` after `seconds`, unless the returned function is called before, or the workers end. Return None
-        if the workers end already: nothing would end the timer.
+    def _start_timer(
+        self, wait: float | Callable[[], Awaitable[None]], call: Callable[[], None]
+    ) -> Callable[[], None] | None:
+        """Call `call` after `wait` seconds, or once the awaitable is done that `wait` returns, unless the returned
+        function is called before, or the workers end. Return None if the workers end already: nothing would end it.
         """
         assert self._workers is not None
         if self._workers.cancel_scope.cancel_called:
             return None
         scope = anyio.CancelScope()
-        self._workers.start_soon(self._call_later, seconds, call, scope)
+        self._workers.start_soon(self._call_later, wait, call, scope)
         return scope.cancel
 
-    async def _call_later(self, seconds: float, call: Callable[[], None], scope: anyio.CancelScope) -> None:
+    async def _call_later(
+        self, wait: float | Callable[[], Awaitable[None]], call: Callable[[], None], scope: anyio.CancelScope
+    ) -> None:
         with scope:
             try:
-                await self._run.options.clock.sleep(seconds)
+                await (wait() if callable(wait) else self._run.options.clock.sleep(wait))
             except anyio.get_cancelled_exc_class():
                 if not scope.cancel_called:  # the run ends: without its timer it would hold up the other runs
                     self._scheduler.rates.leave()

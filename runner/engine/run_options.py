@@ -4,7 +4,7 @@ whether it has the backends that a DAG needs.
 The account of a server and key belongs to the process: what the server counts is known to all runs of the process,
 whichever runner began them. A limiter of a rate outlives event loops and runs, because the server counts on. What
 refusals have taught, and a line of waiting runs, belongs to one event loop, for as long as a run of the loop uses the
-backend.
+backend. A limit that a store keeps for several processes belongs to the account on that store.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Itera
 from contextlib import asynccontextmanager
 from dataclasses import field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
@@ -54,6 +55,7 @@ from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.domain.spare_backends import mistakes_of_spares, spares_of
+from plait.runner.engine.stored_ledger import StoredLedger, TransactingStore
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Account, Concurrency, SlotPool, default_concurrency
 from plait.runner.state.attempt_files import files_root
@@ -82,8 +84,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 StoreOrPlace: TypeAlias = "Store | str | os.PathLike[str]"
 """A store, the path of a SQLite file, or the address of a PostgreSQL database (`postgresql://user@host/database`)."""
-_Key: TypeAlias = tuple[str, object]
-"""The backend's name and its account, or the `Accounts` of the only runner that uses it."""
+_Key: TypeAlias = tuple[str, object, str | None]
+"""The backend's name; its account, or the `Accounts` of the only runner that uses it; the store that keeps the limit,
+if any.
+"""
 
 _limiters: dict[_Key, RateLimiter] = {}
 _accounts: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[_Key, Account]] = WeakKeyDictionary()
@@ -93,34 +97,47 @@ class Accounts:
     """The accounts of one runner's backends. A backend without an account shares with no other runner."""
 
     def __init__(
-        self, backends: Mapping[str, Backend], rates: Mapping[str, RateLimits], now: Callable[[], float]
+        self, backends: Mapping[str, Backend], rates: Mapping[str, RateLimits], clock: Clock, store: Store | None = None
     ) -> None:
         self._backends = backends
         self._rates = rates
-        self._now = now
+        self._clock = clock
+        self._store = store
         self._own_limiters: dict[_Key, RateLimiter] = {}
 
     def find(self, name: str) -> Account:
         """Return the account of the backend `name` for a run of this event loop, which has to join it before another
         one looks. The newest run's limits of rate hold for all.
         """
-        backend = self._backends.get(name)
+        backend, now = self._backends.get(name), self._clock.monotonic
         named = _account_of(backend)
-        key = (name, self if named is None else named)
+        limits, inner = self._rates.get(name), None if self._store is None else unbounded(self._store)
+        is_stored = limits is not None and named is not None and isinstance(inner, TransactingStore)
+        key = (name, self if named is None else named, _place_of(inner) if is_stored else None)
         accounts = _accounts.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
         account = accounts.get(key)
         if account is None or not account.runs:
             account = accounts[key] = Account()
-        if (limits := self._rates.get(name)) is not None:
+        if limits is not None:
             limiters = self._own_limiters if named is None else _limiters
             limiter = limiters.get(key)
             if limiter is None:
-                limiter = limiters[key] = RateLimiter(limits, self._now(), getattr(backend, "max_tokens", None))
+                most_output = getattr(backend, "max_tokens", None)
+                limiter = limiters[key] = RateLimiter(limits, now(), most_output, is_granted=is_stored)
             if account.gate is None:
-                account.gate = RateGate(limiter, self._now)
+                ledger = None
+                if named is not None and is_stored:
+                    digest = sha256(named.encode()).hexdigest()[:16]
+                    ledger = StoredLedger(cast("TransactingStore", self._store), f"{name} {digest}", self._clock)
+                account.gate = RateGate(limiter, now, ledger)
             if limiter.limits != limits:
                 account.gate.change(limits)
         return account
+
+
+def _place_of(store: object) -> str:
+    """Return the file or the address of a store that several processes share."""
+    return str(getattr(store, "path", None) or getattr(store, "address", None) or id(store))
 
 
 def _account_of(backend: Backend | None) -> str | None:
@@ -375,7 +392,7 @@ class RunOptions:
         own = self.own_store.store
         self.store = None if own is None else bounded(own, store_timeout)
         """The store, with a time limit for each call."""
-        self._accounts = Accounts(self.backends, self.rates, self.clock.monotonic)
+        self._accounts = Accounts(self.backends, self.rates, self.clock, self.store)
         self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = WeakKeyDictionary()
 
     def _check(self, store_timeout: float) -> None:

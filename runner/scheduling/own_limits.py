@@ -6,6 +6,9 @@ the largest single call beyond them, if that call exceeds the burst. A server th
 refuses nothing even if some calls arrive almost a minute late. A small burst costs no throughput: refill is lost only
 after half a second without a waiting task. Returned units count from the moment of their return.
 
+Where several processes keep a limit together, a bucket holds what the store has granted (`GrantedUnits`), and the gate
+asks for more (`Ledger`) in the place of waiting for a refill.
+
 `RateGate` gives the runs that wait for the limit their turns. They wait in a queue; the first has a timer for the
 moment of its turn, so nothing polls. A served run leaves the queue and may join again at its end, so each run gets one
 call in turn. A run joins only while the limit is the only obstacle to its next task: a run without a free slot leaves
@@ -14,11 +17,12 @@ the queue and delays no other run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
+from math import inf
 from threading import Lock
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from plait.backends.backend_protocol import Allowance
 from plait.json_form import value
@@ -58,7 +62,7 @@ class TokenBucket:
         self.per_minute = per_minute
         """The limit in force: the limit set by the user, or the server's if lower."""
         self.level = self.capacity
-        self._at = now
+        self.at = now
 
     @property
     def capacity(self) -> float:
@@ -86,9 +90,84 @@ class TokenBucket:
         self.level = min(self.level, self.capacity)
 
     def _refill(self, now: float) -> None:
-        if now > self._at:
-            self.level = min(self.capacity, self.level + (now - self._at) * self.per_minute / 60)
-            self._at = now
+        if now > self.at:
+            self.level = min(self.capacity, self.level + (now - self.at) * self.per_minute / 60)
+            self.at = now
+
+
+class GrantedUnits(TokenBucket):
+    """The units that the store has granted, empty at first. Those that are not used in time expire."""
+
+    def __init__(self, per_minute: float, now: float) -> None:
+        super().__init__(per_minute, now)
+        self.level = 0.0
+        self.expired = 0.0
+
+    def wait(self, units: float, now: float) -> float:
+        """Return 0 if `units` may be taken, or infinity: more have to be granted."""
+        self._refill(now)
+        return 0.0 if units <= self.level + 1e-9 * self.capacity else inf
+
+    def take(self, units: float, now: float) -> None:
+        """Take `units`. Returned or granted ones, a negative number, may be used within BURST_S."""
+        self._refill(now)
+        self.level -= units
+        self.at = max(self.at, now + BURST_S) if units < 0 else self.at
+
+    def lower(self, per_minute: float | None, left: float | None, now: float) -> None:
+        """The store has to know: see `RateLimiter.demand`."""
+
+    def _refill(self, now: float) -> None:
+        if now > self.at and self.level > 0:
+            self.expired += self.level
+            self.level = 0.0
+
+
+@value
+class Units:
+    """Requests and tokens."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+
+
+@value
+class Demand:
+    """What a process asks for, and what it has learned since it asked before."""
+
+    limits: RateLimits
+    first: Units
+    """What the first call lacks."""
+    call: Units = Units(1.0)
+    """What a further call needs."""
+    calls: int = 1
+    """The number of calls that wait."""
+    unused: Units = Units()
+    """What was granted before, and has expired."""
+    allowance: Allowance | None = None
+    """The server's own limits, as last reported."""
+
+
+@value
+class Grant:
+    """Units that may be used after `delay` seconds."""
+
+    delay: float
+    units: Units
+
+
+class Ledger(Protocol):
+    """The limits of an account as a store keeps them for several processes."""
+
+    async def fill(self, limiter: RateLimiter, characters: int, calls: int) -> None:
+        """Wait for a grant that lets one of `calls` calls begin, the first with `characters`, and add it to `limiter`.
+        Never fails: without its store a process keeps the limit alone.
+        """
+        ...
+
+    async def close(self, until: float) -> None:
+        """Let no process begin a call until this Unix time."""
+        ...
 
 
 @value
@@ -104,10 +183,15 @@ class Reservation:
 class RateLimiter:
     """The buckets of a backend, and the learned size of its calls. Any thread may call; the time never comes from here.
 
-    `most_output` is the backend's own limit of the tokens of an answer, if any.
+    `most_output` is the backend's own limit of the tokens of an answer, if any. With `is_granted`, units come from a
+    store (`demand`, `grant`).
     """
 
-    def __init__(self, limits: RateLimits, now: float, most_output: int | None = None) -> None:
+    def __init__(
+        self, limits: RateLimits, now: float, most_output: int | None = None, *, is_granted: bool = False
+    ) -> None:
+        self._bucket = GrantedUnits if is_granted else TokenBucket
+        self._allowance: Allowance | None = None
         self._requests: TokenBucket | None = None
         self._tokens: TokenBucket | None = None
         self._ratio = _FIRST_RATIO
@@ -119,8 +203,8 @@ class RateLimiter:
         """Set other limits. Earlier calls stay counted."""
         with self._lock:
             self.limits = limits
-            self._requests = _changed(self._requests, limits.requests_per_minute, now)
-            self._tokens = _changed(self._tokens, limits.tokens_per_minute, now)
+            self._requests = self._changed(self._requests, limits.requests_per_minute, now)
+            self._tokens = self._changed(self._tokens, limits.tokens_per_minute, now)
 
     @property
     def counts_tokens(self) -> bool:
@@ -163,10 +247,47 @@ class RateLimiter:
     def lower(self, allowance: Allowance, now: float) -> None:
         """Take the server's own limits, as reported with an answer, into account."""
         with self._lock:
+            self._allowance = allowance
             if self._requests is not None:
                 self._requests.lower(allowance.requests_per_minute, allowance.requests_left, now)
             if self._tokens is not None:
                 self._tokens.lower(allowance.tokens_per_minute, allowance.tokens_left, now)
+
+    def demand(self, characters: int, calls: int, now: float) -> Demand:
+        """Return what to ask the store for, so that the first of `calls` calls may begin."""
+        with self._lock:
+            size = 0.0 if self._tokens is None else self.estimate(characters)
+            has, expired = list[float](), list[float]()
+            for bucket in (self._requests, self._tokens):
+                if isinstance(bucket, GrantedUnits):
+                    bucket.wait(0, now)
+                    has.append(bucket.level)
+                    expired.append(bucket.expired)
+                    bucket.expired = 0.0
+                else:
+                    has.append(0.0)
+                    expired.append(0.0)
+            first = Units(max(0.0, 1 - has[0]), max(0.0, size - has[1]))
+            allowance, self._allowance = self._allowance, None
+            return Demand(self.limits, first, Units(1.0, size), calls, Units(*expired), allowance)
+
+    def grant(self, units: Units, now: float, *, in_time: bool = True) -> None:
+        """Add units that the store has granted, to be used now unless not `in_time`."""
+        with self._lock:
+            for bucket, granted in ((self._requests, units.requests), (self._tokens, units.tokens)):
+                if isinstance(bucket, GrantedUnits):
+                    if in_time:
+                        bucket.take(-granted, now)
+                    else:
+                        bucket.expired += granted
+
+    def _changed(self, bucket: TokenBucket | None, per_minute: float | None, now: float) -> TokenBucket | None:
+        if per_minute is None:
+            return None
+        changed = self._bucket(per_minute, now)
+        if bucket is not None:
+            changed.take(changed.level - bucket.level, now)
+        return changed
 
     def _take(self, requests: float, tokens: float, now: float) -> None:
         if self._requests is not None:
@@ -175,29 +296,24 @@ class RateLimiter:
             self._tokens.take(tokens, now)
 
 
-def _changed(bucket: TokenBucket | None, per_minute: float | None, now: float) -> TokenBucket | None:
-    if per_minute is None:
-        return None
-    changed = TokenBucket(per_minute, now)
-    if bucket is not None:
-        changed.lower(None, bucket.level, now)
-    return changed
-
-
-Timer: TypeAlias = Callable[[float, Callable[[], None]], Callable[[], object] | None]
-"""Calls a function after a number of seconds. Returns a function that prevents the call; None, without a call, if the
-run of the timer ends.
+Timer: TypeAlias = Callable[[float | Callable[[], Awaitable[None]], Callable[[], None]], Callable[[], object] | None]
+"""Calls a function after a number of seconds, or once what another one returns has been awaited. Returns a function
+that prevents the call; None, without a call, if the run of the timer ends.
 """
 
 
 class RateGate:
-    """The queue of runs of an event loop before `limiter`."""
+    """The queue of runs of an event loop before `limiter`. With a `ledger` the limit is kept with other processes."""
 
-    def __init__(self, limiter: RateLimiter, now: Callable[[], float]) -> None:
+    def __init__(self, limiter: RateLimiter, now: Callable[[], float], ledger: Ledger | None = None) -> None:
         self.limiter = limiter
+        self.ledger = ledger
         self._now = now
-        self._queue: dict[object, tuple[int, Callable[[], None], Timer]] = {}
-        """The waiting runs, each with the size of its next call, its callback and its timer."""
+        self._queue: dict[object, tuple[int, int, Callable[[], None], Timer]] = {}
+        """The waiting runs, each with the size of its next call, the number of its calls, its callback and its timer.
+        """
+        self._asks = False
+        """Whether the timer is not one of time: the ledger is asked."""
         self._timed: object = None
         """The run that the timer is for."""
         self._cancel: Callable[[], object] | None = None
@@ -235,9 +351,11 @@ class RateGate:
         """Return whether `run` waits in the line."""
         return run in self._queue
 
-    def join(self, run: object, characters: int, take: Callable[[], None], timer: Timer) -> None:
-        """Call `take`, in the context variables of this call, at the turn of `run`. `timer` belongs to the run."""
-        self._queue[run] = (characters, partial(copy_context().run, take), timer)
+    def join(self, run: object, characters: int, take: Callable[[], None], timer: Timer, calls: int = 1) -> None:
+        """Call `take`, in the context variables of this call, at the turn of `run`, which could make `calls` calls.
+        `timer` belongs to the run.
+        """
+        self._queue[run] = (characters, calls, partial(copy_context().run, take), timer)
         self._start()
 
     def leave(self, run: object) -> None:
@@ -253,20 +371,25 @@ class RateGate:
             self._cancel()
         self._timed = self._cancel = None
         while self._cancel is None and self._queue:
-            first, (characters, _, timer) = next(iter(self._queue.items()))
-            self._cancel = timer(self.limiter.wait(characters, self._now()), self._call_first)
+            first, (characters, _, _, timer) = next(iter(self._queue.items()))
+            wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(characters, self._now())
+            self._asks = wait == inf
+            if self._asks and self.ledger is not None:
+                calls = sum(calls for _, calls, _, _ in self._queue.values())
+                wait = partial(self.ledger.fill, self.limiter, characters, calls)
+            self._cancel = timer(wait, self._call_first)
             if self._cancel is None:
                 del self._queue[first]
             else:
                 self._timed = first
 
     def _restart(self) -> None:
-        if self._timed is not None:
+        if self._timed is not None and not self._asks:
             self._timed = None
             self._start()
 
     def _call_first(self) -> None:
         run, self._timed, self._cancel = self._timed, None, None
-        self._queue[run][1]()
+        self._queue[run][2]()
         if self._timed is None and next(iter(self._queue), None) is run:
             self.leave(run)  # it did not take its turn: it ends

@@ -332,7 +332,8 @@ class Scheduler:
         if position is None or not is_free or not queue.may_take:
             gate.leave(self)
             return False
-        self.rates.join(gate, position, take)
+        slots, most = queue.slots, self._slots.concurrency - self._slots.taken
+        self.rates.join(gate, position, take, int(min(len(queue.heap), most, slots.ceiling - slots.taken)))
         return True
 
     def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> bool:
@@ -442,10 +443,17 @@ class Scheduler:
         Other tasks start on the backend as far as it accepts calls: see `account`.
         """
         account = self._queue_of[position].account
-        account.throttle((self, position), pause)
+        self._refuse(account, position, pause)
         if self._spares:
             self._refused[position] = account
         self.set_aside(position)
+
+    def _refuse(self, account: Account, position: int, pause: Pause) -> None:
+        """Record the refusal of the task's call, and tell the processes that share the account if that pauses it."""
+        before = account.pause
+        account.throttle((self, position), pause)
+        if account.gate is not None and account.throttled and account.pause is not None and account.pause != before:
+            self.rates.close(account.gate, account.pause.until)
 
     def has_spares(self, position: int) -> bool:
         """Return whether the backend of the started task, or the one whose spare it is, has spares."""
@@ -461,7 +469,7 @@ class Scheduler:
         """
         account, name = self._queue_of[position].account, self.spare_of(position)
         name = name or next(name for name, one in self._queues.items() if one.account is account)
-        account.throttle((self, position), pause)
+        self._refuse(account, position, pause)
         self.closings.append((name, position, pause.until))
         return min(pause.until, self.others_open_at(position))
 
@@ -886,10 +894,15 @@ class RunRates:
         self.reserved[position] = gate, gate.reserve(self._run, self._size(gate, position))
         self._sizes.pop(position, None)
 
-    def join(self, gate: RateGate, position: int, take: Callable[[], None]) -> None:
-        """Call `take` when the task at `position` may begin its call."""
+    def join(self, gate: RateGate, position: int, take: Callable[[], None], calls: int) -> None:
+        """Call `take` when the task at `position`, the first of `calls`, may begin its call."""
         assert self.timer is not None
-        gate.join(self._run, self._size(gate, position), take, self.timer)
+        gate.join(self._run, self._size(gate, position), take, self.timer, calls)
+
+    def close(self, gate: RateGate, until: float) -> None:
+        """Tell the other processes that keep the limit too that the backend takes no calls until this Unix time."""
+        if gate.ledger is not None and self.timer is not None:
+            self.timer(partial(gate.ledger.close, until), lambda: None)
 
     def settle(self, position: int, input_tokens: int, output_tokens: int) -> None:
         """Replace the estimate of the call that ended by its real usage."""

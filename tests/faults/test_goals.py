@@ -7,6 +7,7 @@ from typing import get_args
 
 from plait.failpoints import FAILPOINTS
 from tests.faults.campaigns import (
+    accounts,
     acts,
     adoption_bugs,
     adoptions,
@@ -107,6 +108,7 @@ def test_the_stated_numbers_are_asked_for() -> None:
     assert servers.KILLS["nightly"] >= 30
     assert servers.AWAY_S["nightly"] >= 60
     assert fleet.RUNS["nightly"] >= 60
+    assert accounts.TASKS["nightly"] >= 500
     assert edits.PLANS["nightly"] >= 1_000
     assert slow.DELAY_MS == 300
 
@@ -134,7 +136,11 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "machine": machine.BUGS.keys(),
         "money": money.BUGS.keys(),
         "parking": parking.BUGS.keys(),
+<<<<<<< HEAD
         "notice_kills": notice_kills.BUGS.keys(),
+=======
+        "accounts": accounts.BUGS.keys(),
+>>>>>>> cfb017dc (limits: keep a backend's limits of rate in the store, for all processes)
     }
     assert planted.keys() == set(METHODS)
     for mistake, (module, name) in TO_BE_SEEN.items():

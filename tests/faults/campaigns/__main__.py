@@ -38,6 +38,7 @@ METHODS = (
     "cancels",
     "slow",
     "machine",
+    "accounts",
 )
 """Modules of this folder. The kills come first: they fork, which needs a process without threads."""
 _MOST_SHOWN = 20

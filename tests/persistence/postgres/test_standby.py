@@ -15,7 +15,7 @@ import pytest
 from plait import ParallelRunner, PostgresStore, Run
 from plait.errors import StoreUnusable
 from plait.events import StoreAwaited, StoreDegraded
-from plait.persistence.postgres_connection import Mode
+from plait.persistence.tables import Mode
 from tests.persistence.postgres.runs import dag
 from tests.support.stores.network import network
 from tests.support.stores.postgres import worker_dsn

@@ -248,7 +248,7 @@ def joined(accounts: Accounts, name: str = "api") -> Account:
 
 
 def accounts_of(server: str = "http://localhost:9/v1") -> Accounts:
-    return Accounts({"api": OpenAIBackend("m", base_url=server), "own": as_backend(answer)}, {}, time.monotonic)
+    return Accounts({"api": OpenAIBackend("m", base_url=server), "own": as_backend(answer)}, {}, Clock())
 
 
 async def answer(prompt: str) -> str:

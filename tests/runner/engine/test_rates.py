@@ -291,7 +291,7 @@ def test_a_run_that_is_stopped_before_its_call_begins_gives_the_share_back() -> 
 
 
 async def test_the_limiter_of_one_runner_ends_with_the_runner() -> None:
-    accounts = Accounts({"api": Calls()}, {"api": RateLimits(60)}, VirtualClock().monotonic)
+    accounts = Accounts({"api": Calls()}, {"api": RateLimits(60)}, VirtualClock())
     limiters: list[ReferenceType[RateLimiter]] = []
     for _ in range(2):
         gate = accounts.find("api").gate

@@ -21,7 +21,7 @@ import psutil
 
 from plait.persistence import PostgresStore
 
-TABLES = ("texts", "runs", "tasks", "attempts", "messages", "events", "notes")
+TABLES = ("texts", "runs", "tasks", "attempts", "messages", "events", "notes", "accounts")
 
 
 _GIVEN = os.environ.get("PLAIT_TEST_POSTGRES")

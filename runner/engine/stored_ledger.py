@@ -1,0 +1,90 @@
+"""The ledger of an account in the store, where all processes on the store find it: see `account_ledger`.
+
+A store offers it by running a transaction of several statements (`TransactingStore`), as SQLiteStore and PostgresStore
+do. The clock of the store counts, so that the clocks of the hosts may differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from plait.clock_and_ids import Clock
+from plait.errors import StoreError
+from plait.persistence import tables
+from plait.persistence.tables import Reading
+from plait.program_log import logger
+from plait.runner.scheduling.account_ledger import Row, book, book_again, close
+from plait.runner.scheduling.own_limits import Demand, Grant, RateLimiter
+
+T = TypeVar("T")
+LONGEST_HOLD_S = 0.25
+"""The longest time for which a grant holds without another look at the row: the account may be closed meanwhile."""
+
+
+@runtime_checkable
+class TransactingStore(Protocol):
+    """A store that several processes share, and that keeps accounts for them. A `Store` need not be one."""
+
+    async def transact(self, writing: Reading[T]) -> T:
+        """Run the statements of `writing` in one transaction, and return its result. Raises StoreError."""
+        ...
+
+
+def change(account: str, function: Callable[[Row, float], T]) -> Reading[T]:
+    """Change the row of the account by `function`, which gets the row and the Unix time, and return its result."""
+    while not (rows := list((yield tables.GET_ACCOUNT, (account,)))):
+        yield tables.ADD_ACCOUNT, (account, "{}")
+    [(_, state, now)] = rows
+    row: Row = json.loads(state)
+    result = function(row, now)
+    yield tables.SET_ACCOUNT, (json.dumps(row), account)
+    return result
+
+
+def list_accounts() -> Reading[dict[str, dict[str, Any]]]:
+    """Read all accounts, by name."""
+    return {account: json.loads(state) for account, state, _ in (yield tables.GET_ACCOUNT, (None,))}
+
+
+class StoredLedger:
+    """The ledger of `account` in `store`. Implements `own_limits.Ledger`."""
+
+    def __init__(self, store: TransactingStore, account: str, clock: Clock) -> None:
+        self._store = store
+        self._account = account
+        self._clock = clock
+
+    async def fill(self, limiter: RateLimiter, characters: int, calls: int) -> None:
+        demand = limiter.demand(characters, calls, self._clock.monotonic())
+        grant = await self._change(partial(book, demand)) or _alone(demand)
+        in_time = False
+        try:
+            while grant.delay > LONGEST_HOLD_S:
+                await self._clock.sleep(grant.delay)
+                grant = await self._change(partial(book_again, demand, grant)) or Grant(0.0, grant.units)
+            if grant.delay > 0:
+                await self._clock.sleep(grant.delay)
+            in_time = True
+        finally:
+            limiter.grant(grant.units, self._clock.monotonic(), in_time=in_time)
+
+    async def close(self, until: float) -> None:
+        await self._change(partial(close, until - self._clock.wall()))
+
+    async def _change(self, function: Callable[[Row, float], T]) -> T | None:
+        """Return the result of the function; None if the store is away."""
+        try:
+            return await self._store.transact(change(self._account, function))
+        except StoreError as error:
+            logger().warning("account_unreachable", account=self._account, error=str(error))
+            return None
+
+
+def _alone(demand: Demand) -> Grant:
+    """Return a grant for the first call, at the full rate of the account, as if there were no other process."""
+    limits, first = demand.limits, demand.first
+    requests = first.requests / (limits.requests_per_minute or 1e9)
+    return Grant(60 * max(requests, first.tokens / (limits.tokens_per_minute or 1e9)), first)

@@ -1,0 +1,90 @@
+"""The ledger of an account: its limits of rate, as all processes on one store keep them together. Pure.
+
+The row of an account holds a bucket for each limit. A process books a block of calls at a time, at most the refill of
+BLOCK_S seconds, so that it asks a few times a second however many calls it makes. Bookings queue up: one that does not
+fit yet takes its units all the same, and may use them once they are refilled. So the processes take turns, and a
+waiting process asks nothing. Whoever has used a block goes behind the others.
+
+Nothing in a row belongs to a process: the units of a process that dies are refilled like used ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from plait.runner.scheduling.own_limits import Demand, Grant, RateLimits, TokenBucket, Units
+
+BLOCK_S = 0.1
+"""The seconds of refill that a process books at once, unless a single call takes more."""
+_LIMITS = frozenset({"requests", "tokens"})
+_STEP_S = 1.0
+"""More than the time between two readings of the clock whose order is not that of their transactions."""
+Row: TypeAlias = dict[str, Any]
+"""The state of an account, as JSON: `seen`, the time of the last booking; `closed_until`; and for `requests` and
+`tokens` the server's own limit or None, the level and the time of the level, at which the last booking begins.
+"""
+
+
+def book(demand: Demand, row: Row, now: float) -> Grant:
+    """Book calls, one at least, at the Unix time `now`."""
+    _follow_clock(row, now)
+    opens = max(now, row.get("closed_until", 0.0))
+    buckets = {name: _bucket(row, name, each, opens) for name, each in _each(demand.limits).items()}
+    first, call, unused = demand.first, demand.call, demand.unused
+    for name, bucket in buckets.items():
+        bucket.take(-getattr(unused, name), opens)
+        if (allowance := demand.allowance) is not None:
+            own = getattr(allowance, f"{name}_per_minute")
+            row[name][0] = own or row[name][0]
+            bucket.lower(own, getattr(allowance, f"{name}_left"), opens)
+    more = 0
+    if opens == now:
+        size = {name: max(1e-9, getattr(call, name)) for name in buckets}
+        blocks = (int(each.per_minute / 60 * BLOCK_S / size[name]) for name, each in buckets.items())
+        more = max(0, min(demand.calls, *blocks) - 1)
+    units = Units(first.requests + more * call.requests, first.tokens + more * call.tokens)
+    turn = max(opens, *(each.at for each in buckets.values()))
+    begin = turn + max((each.wait(getattr(units, name), turn) for name, each in buckets.items()), default=0.0)
+    for name, bucket in buckets.items():
+        bucket.take(getattr(units, name), begin)
+        row[name][1:] = bucket.level, bucket.at
+    return Grant(begin - now, units)
+
+
+def book_again(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
+    """Return the grant, whose time has come, or another one if the account was closed meanwhile."""
+    if row.get("closed_until", 0.0) <= now:
+        return replace(grant, delay=0.0)
+    return book(replace(demand, unused=grant.units, allowance=None), row, now)
+
+
+def close(seconds: float, row: Row, now: float) -> None:
+    """Let no process begin a call for `seconds`, or for longer if a process has said so."""
+    row["closed_until"] = opens = max(row.get("closed_until", 0.0), now + seconds)
+    for name in _LIMITS & row.keys():
+        row[name][1:] = min(0.0, row[name][1]), max(row[name][2], opens)
+
+
+def _follow_clock(row: Row, now: float) -> None:
+    """Move the times in the row if the clock was put back: nobody waits for it to come round again."""
+    back = row.get("seen", now) - now
+    if back > _STEP_S:
+        row["closed_until"] = row.get("closed_until", 0.0) - back
+        for name in _LIMITS & row.keys():
+            row[name][2] -= back
+    row["seen"] = now
+
+
+def _each(limits: RateLimits) -> dict[str, float]:
+    given = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
+    return {name: limit for name, limit in given.items() if limit is not None}
+
+
+def _bucket(row: Row, name: str, per_minute: float, opens: float) -> TokenBucket:
+    """Return the bucket in the row, or a full one, under the limit that is given now."""
+    bucket = TokenBucket(per_minute, opens)
+    own, level, at = row.setdefault(name, [None, bucket.level, opens])
+    bucket.per_minute = min(per_minute, own or per_minute)
+    bucket.level, bucket.at = min(level, bucket.capacity), at
+    return bucket

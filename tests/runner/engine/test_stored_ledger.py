@@ -1,0 +1,183 @@
+"""One limit for all processes on a store: its row is changed whole, its store may be away, others ask for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from plait import DAG, ParallelRunner, PostgresStore, RateLimits, SQLiteStore, Task, TaskStatus
+from plait.backends import ConversationRequest, Message
+from plait.backends.models.model_api import ReplayConversation
+from plait.clock_and_ids import Clock
+from plait.errors import BackendError, ErrorKind, StoreError
+from plait.persistence import MemoryStore
+from plait.persistence.tables import Reading
+from plait.runner.engine.stored_ledger import StoredLedger, change, list_accounts
+from plait.runner.scheduling.account_ledger import Row
+from plait.runner.scheduling.own_limits import RateLimiter, Units
+from tests.support.stores.postgres import worker_dsn
+
+
+class Recorded(Clock):
+    """A clock that passes as fast as it is asked to."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await anyio.lowlevel.checkpoint()
+
+
+class Asked:
+    """A backend with an account. Each call answers, or raises the next of `errors`."""
+
+    account = "a server and a key"
+
+    def __init__(self, *errors: BackendError) -> None:
+        self.errors = list(errors)
+
+    def new_session_id(self) -> None:
+        return None
+
+    @asynccontextmanager
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[ReplayConversation]:
+        yield ReplayConversation(self.answer, request)
+
+    async def answer(self, messages: Sequence[Message]) -> Message:
+        if self.errors:
+            raise self.errors.pop()
+        return Message("assistant", messages[-1].content)
+
+
+async def answer(prompt: str) -> str:
+    return prompt
+
+
+def count(row: Row, now: float) -> float:
+    row["count"] = row.get("count", 0) + 1
+    return now
+
+
+@pytest.fixture(params=["file", "server"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], SQLiteStore | PostgresStore]:
+    """Return a function that returns another store at the same place."""
+    if request.param == "file":
+        return lambda: SQLiteStore(tmp_path / "runs.db")
+    dsn = worker_dsn()
+    return lambda: PostgresStore(dsn)
+
+
+async def test_no_change_of_several_processes_is_lost(opened: Callable[[], SQLiteStore]) -> None:
+    async def add(store: SQLiteStore) -> None:
+        for _ in range(20):
+            await store.transact(change("shared", count))
+
+    async with opened() as first, opened() as second:
+        before = (await first.transact(list_accounts())).get("shared", {"count": 0})
+        async with anyio.create_task_group() as group:
+            group.start_soon(add, first)
+            group.start_soon(add, second)
+        after = await second.transact(list_accounts())
+        assert after["shared"]["count"] == before["count"] + 40
+
+
+async def test_the_processes_of_a_store_book_one_after_the_other(opened: Callable[[], SQLiteStore]) -> None:
+    clock, limiters = Recorded(), [RateLimiter(RateLimits(1), 0.0, is_granted=True) for _ in range(3)]
+    async with opened() as store:
+        ledgers = [StoredLedger(store, f"in line {id(clock)}", clock) for _ in limiters]
+        for ledger, limiter in zip(ledgers, limiters, strict=True):
+            await ledger.fill(limiter, 0, 8)
+            assert limiter.wait(0, clock.monotonic()) == 0
+    assert clock.slept == pytest.approx([60.0, 120.0], abs=25.0)
+
+
+class Away:
+    """A store that cannot be reached."""
+
+    async def transact(self, writing: Reading[Any]) -> Any:
+        raise StoreError("away")
+
+
+async def test_without_its_store_a_process_keeps_the_limit_alone() -> None:
+    clock, limiter = Recorded(), RateLimiter(RateLimits(600), 0.0, is_granted=True)
+    ledger = StoredLedger(Away(), "a", clock)
+    for _ in range(3):
+        await ledger.fill(limiter, 0, 8)
+        limiter.reserve(0, clock.monotonic())
+    assert clock.slept == pytest.approx([0.1] * 3)
+    await ledger.close(5.0)
+
+
+async def test_a_grant_that_nobody_waits_for_any_more_goes_back(tmp_path: Path) -> None:
+    limiter = RateLimiter(RateLimits(1), 0.0, is_granted=True)
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        ledger = StoredLedger(store, "a", Clock())
+        await ledger.fill(limiter, 0, 1)
+        limiter.reserve(0, Clock().monotonic())
+        with anyio.move_on_after(0.2):  # the next may begin in a minute
+            await ledger.fill(limiter, 0, 1)
+    demand = limiter.demand(0, 1, Clock().monotonic())
+    assert demand.unused == Units(1.0)
+    assert demand.first == Units(1.0)
+
+
+async def test_a_run_keeps_its_account_in_the_store(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        runner = ParallelRunner(backends={"api": Asked()}, rates={"api": RateLimits(6_000)}, store=store)
+        result = await runner.run(DAG([Task(f"t{n}", "p") for n in range(12)]))
+        assert all(one.status is TaskStatus.COMPLETED for one in result.tasks.values())
+        [(name, row)] = (await store.transact(list_accounts())).items()
+    assert name.startswith("api ")
+    assert Asked.account not in name
+    assert set(row) == {"requests", "seen"}
+
+
+async def test_a_refusal_closes_the_account_for_all_processes(tmp_path: Path) -> None:
+    refused = BackendError(ErrorKind.RATE_LIMITED, "limit", retry_after=900.0)
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        backend = Asked(refused)
+        runner = ParallelRunner(backends={"api": backend}, rates={"api": RateLimits(6_000)}, store=store)
+
+        async def closed() -> float:
+            rows = await store.transact(list_accounts())
+            return max((row.get("closed_until", 0.0) for row in rows.values()), default=0.0) - Clock().wall()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(runner.run, DAG([Task("t", "p")])))
+            with anyio.fail_after(60):
+                while await closed() < 800:  # noqa: ASYNC110 - no event announces it
+                    await anyio.sleep(0.02)
+            group.cancel_scope.cancel()
+        [(name, _)] = (await store.transact(list_accounts())).items()
+        clock, limiter = Recorded(), RateLimiter(RateLimits(6_000), 0.0, is_granted=True)
+        with anyio.move_on_after(0.5):
+            await StoredLedger(store, name, clock).fill(limiter, 0, 1)
+        assert clock.slept[0] > 800, "another process waits as well"
+
+
+@pytest.mark.parametrize("rates", [{}, {"api": RateLimits(6_000)}])
+async def test_nothing_is_asked_without_a_limit_or_without_an_account(tmp_path: Path, rates: dict[str, Any]) -> None:
+    class Watched(SQLiteStore):
+        asked = 0
+
+        async def transact(self, writing: Reading[Any]) -> Any:
+            self.asked += 1
+            return await super().transact(writing)
+
+    async with Watched(tmp_path / "runs.db") as store:
+        backend = answer if rates else Asked()
+        result = await ParallelRunner(backends={"api": backend}, rates=rates, store=store).run(DAG([Task("t", "p")]))
+        assert result.tasks["t"].status is TaskStatus.COMPLETED
+        assert store.asked == 0
+    runner = ParallelRunner(backends={"api": Asked()}, rates={"api": RateLimits(6_000)}, store=MemoryStore())
+    assert (await runner.run(DAG([Task("t", "p")]))).tasks["t"].status is TaskStatus.COMPLETED

@@ -1,0 +1,189 @@
+"""The bookings of several processes in one row: the bound, the line, what headers teach, closures, deaths."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plait import RateLimits
+from plait.backends.backend_protocol import Allowance
+from plait.runner.scheduling.account_ledger import BLOCK_S, Row, book, book_again, close
+from plait.runner.scheduling.own_limits import BURST_S, Demand, RateLimiter, Units
+
+ONE = Units(1.0)
+
+
+def asks(per_minute: float = 600, *, calls: int = 1, **more) -> Demand:
+    return Demand(RateLimits(per_minute), ONE, ONE, calls, **more)
+
+
+def emptied(now: float = 0.0, per_minute: float = 600) -> Row:
+    """Return a row without a unit, as of `now`."""
+    row: Row = {}
+    book(asks(per_minute, unused=Units()), row, now)
+    row["requests"][1] = 0.0
+    return row
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["book", "pass", "unused", "server", "close"]), st.floats(0, 3), st.integers(1, 40)),
+    max_size=60,
+)
+
+
+@given(STEPS, st.integers(1, 6_000), st.integers(100, 300_000))
+def test_no_window_grants_more_than_burst_refill_and_one_call(steps, requests, tokens) -> None:
+    row: Row = {}
+    limits, now, granted = RateLimits(requests, tokens), 0.0, []
+    for what, seconds, amount in steps:
+        row = json.loads(json.dumps(row))
+        if what == "pass":
+            now += seconds
+        elif what == "close":
+            close(seconds, row, now)
+        else:
+            size = Units(1.0, 20.0 * amount)
+            unused = Units(*granted.pop()[1:]) if what == "unused" and granted else Units()
+            allowance = Allowance(amount, amount, 100 * amount, 100 * amount) if what == "server" else None
+            grant = book(Demand(limits, size, size, amount, unused, allowance), row, now)
+            granted.append((now + grant.delay, grant.units.requests, grant.units.tokens))
+    granted.sort()
+    largest = max((each for _, _, each in granted), default=0)
+    for first in range(len(granted)):
+        calls = used = 0.0
+        for at, of_requests, of_tokens in granted[first:]:
+            calls, used, window = calls + of_requests, used + of_tokens, at - granted[first][0]
+            burst = max(1, requests / 60 * BURST_S, requests / 60 * BLOCK_S)
+            assert calls <= burst + requests / 60 * window + 1e-3
+            assert used <= max(1, tokens / 60 * BURST_S) + tokens / 60 * window + largest + 1e-3
+
+
+def test_processes_that_wait_take_turns() -> None:
+    row = emptied()
+    delays = [book(asks(calls=8), row, 0.0).delay for _ in range(4)]
+    assert delays == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_a_fast_account_is_booked_by_the_block() -> None:
+    row = emptied(per_minute=6_000)
+    grant = book(asks(6_000, calls=50), row, 0.0)
+    assert grant.units.requests == 6_000 / 60 * BLOCK_S
+    assert book(asks(6_000, calls=3), row, 0.0).units.requests == 3
+
+
+def test_a_block_is_no_larger_than_its_tokens_allow() -> None:
+    call = Units(1.0, 500.0)
+    grant = book(Demand(RateLimits(60_000, 600_000), call, call, 50), {}, 0.0)
+    assert grant.units == Units(2.0, 1_000.0)
+
+
+def test_what_a_dead_process_has_booked_is_there_again_after_its_time() -> None:
+    row = emptied()
+    for _ in range(5):  # all of them die
+        book(asks(), row, 0.0)
+    assert book(asks(), row, 0.0).delay == pytest.approx(0.6)
+    assert book(asks(), row, 60.0).delay == 0
+
+
+def test_unused_units_come_back() -> None:
+    row = emptied()
+    grant = book(asks(), row, 0.0)
+    assert book(asks(unused=grant.units), row, 0.0).delay == pytest.approx(0.1)
+
+
+def test_headers_lower_the_limit_and_never_raise_it() -> None:
+    row = emptied()
+    assert book(asks(allowance=Allowance(requests_per_minute=60)), row, 0.0).delay == pytest.approx(1.0)
+    assert book(asks(), row, 10.0).delay == 0
+    assert row["requests"][0] == 60, "the other processes learn it"
+    assert book(asks(), row, 10.0).delay == pytest.approx(1.0)
+    row = emptied()
+    assert book(asks(allowance=Allowance(requests_per_minute=6_000, requests_left=100)), row, 0.0).delay == 0.1
+
+
+def test_what_the_server_has_left_is_all_that_is_left() -> None:
+    row: Row = {}
+    assert book(asks(), row, 0.0).delay == 0
+    assert book(asks(allowance=Allowance(requests_left=0)), row, 0.0).delay == pytest.approx(0.1)
+
+
+def test_a_limit_that_its_user_raises_holds_from_the_next_booking_on() -> None:
+    row = emptied()
+    assert book(asks(60), row, 0.0).delay == pytest.approx(1.0)
+    assert book(asks(6_000), row, 0.0).delay == pytest.approx(1.01), "behind the one before"
+
+
+def test_nobody_calls_a_closed_account_and_then_one_after_the_other() -> None:
+    row = emptied()
+    close(30.0, row, 0.0)
+    delays = [book(asks(calls=8), row, at).delay + at for at in (0.0, 10.0, 20.0)]
+    assert delays == pytest.approx([30.1, 30.2, 30.3])
+    close(5.0, row, 1.0)
+    assert row["closed_until"] == 30.0, "no later word opens it sooner"
+
+
+def test_a_grant_that_was_waited_for_is_void_if_the_account_was_closed_meanwhile() -> None:
+    row, demand = emptied(), asks(6)
+    grant = book(demand, row, 0.0)
+    assert grant.delay == pytest.approx(10.0)
+    assert book_again(demand, grant, row, 10.0) == replace(grant, delay=0.0)
+    close(20.0, row, 5.0)
+    assert book_again(demand, grant, row, 10.0).delay >= 15.0
+
+
+def test_a_clock_that_was_put_back_holds_nobody_up() -> None:
+    row = emptied(1e6)
+    assert book(asks(), row, 1_000.0).delay == pytest.approx(0.1)
+    close(30.0, row, 1_000.0)
+    assert book(asks(), row, 500.0).delay == pytest.approx(30.1)
+    assert book(asks(), row, 499.5).delay == pytest.approx(30.7), "two readings in the wrong order are no step"
+
+
+# The side of a process: what it asks for, and what becomes of its units.
+
+
+def granting(requests: float = 600, tokens: float | None = None) -> RateLimiter:
+    return RateLimiter(RateLimits(requests, tokens), 0.0, 100, is_granted=True)
+
+
+def test_a_process_calls_nothing_that_it_was_not_granted() -> None:
+    limiter = granting()
+    assert limiter.wait(0, 50.0) == float("inf")
+    limiter.grant(Units(2.0), 50.0)
+    assert limiter.wait(0, 50.0) == 0
+    limiter.reserve(0, 50.0)
+    limiter.reserve(0, 50.0)
+    assert limiter.wait(0, 50.0) == float("inf")
+
+
+def test_units_that_are_not_used_in_time_go_back() -> None:
+    limiter = granting()
+    limiter.grant(Units(2.0), 0.0)
+    limiter.reserve(0, 0.1)
+    assert limiter.wait(0, BURST_S + 0.1) == float("inf")
+    assert limiter.demand(0, 1, 1.0).unused == Units(1.0)
+    assert limiter.demand(0, 1, 1.0).unused == Units(), "once"
+    limiter.grant(Units(3.0), 1.0, in_time=False)
+    assert limiter.demand(0, 1, 1.0).unused == Units(3.0)
+
+
+def test_a_call_is_settled_by_what_it_used() -> None:
+    limiter = granting(600, 60_000)
+    demand = limiter.demand(1_000, 3, 0.0)
+    assert demand.first == demand.call == Units(1.0, 400.0)
+    assert demand.calls == 3
+    limiter.grant(demand.first, 0.0)
+    limiter.settle(limiter.reserve(1_000, 0.0), 500, 200, 0.1)
+    debt = limiter.demand(0, 1, 0.1)
+    assert debt.first.tokens == pytest.approx(debt.call.tokens + 300), "more than expected is asked for next time"
+
+
+def test_what_the_server_reports_is_told_once() -> None:
+    limiter, allowance = granting(), Allowance(60, 3)
+    limiter.lower(allowance, 0.0)
+    assert limiter.demand(0, 1, 0.0).allowance == allowance
+    assert limiter.demand(0, 1, 0.0).allowance is None
