@@ -894,7 +894,7 @@ class RunRates:
         self.reserved[position] = gate, gate.reserve(self._run, self._size(gate, position))
         self._sizes.pop(position, None)
 
-    def join(self, gate: RateGate, position: int, take: Callable[[], None], calls: int) -> None:
+    def join(self, gate: RateGate, position: int, take: Callable[[], None], calls: int = 1) -> None:
         """Call `take` when the task at `position`, the first of `calls`, may begin its call."""
         assert self.timer is not None
         gate.join(self._run, self._size(gate, position), take, self.timer, calls)

@@ -136,11 +136,8 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         "machine": machine.BUGS.keys(),
         "money": money.BUGS.keys(),
         "parking": parking.BUGS.keys(),
-<<<<<<< HEAD
         "notice_kills": notice_kills.BUGS.keys(),
-=======
         "accounts": accounts.BUGS.keys(),
->>>>>>> cfb017dc (limits: keep a backend's limits of rate in the store, for all processes)
     }
     assert planted.keys() == set(METHODS)
     for mistake, (module, name) in TO_BE_SEEN.items():

@@ -26,15 +26,12 @@ TO_BE_SEEN: Mapping[str, tuple[str, str]] = {
     "all sent at once when a limit's time has come": ("parking", "no probe after a resume"),
     "a parked run that nothing wakes": ("parking", "a parked run is never due"),
     "a run that parks left after a crash": ("parking", "runs of dead processes are left"),
-<<<<<<< HEAD
     "a notice taken for sent before it is": ("notice_kills", "noted as sent before it is sent"),
     "a notice that a receiver cannot recognise": ("notice_kills", "another id each time"),
     "a notice of what did not happen": ("notice_kills", "told before it is stored"),
-=======
     "processes on one account that do not know of each other": ("accounts", "each process keeps the limit alone"),
     "an allowance that nobody uses": ("accounts", "a grant is used half a second late"),
     "a process that never gets its turn": ("accounts", "a process that waits has no place in the line"),
->>>>>>> cfb017dc (limits: keep a backend's limits of rate in the store, for all processes)
     "a person asked about kills from outside": ("frequent", "asked after three deaths"),
     "a crasher that leaves no time to others": ("frequent", "no delay"),
     "a crasher that nobody is asked about": ("frequent", "deaths not counted"),
