@@ -111,7 +111,10 @@ def _usage(values: Sequence[Any]) -> Usage:
     if not values[0] and not values[1] and values[2] is values[3] is None and not any(values[4:]):
         return NO_USAGE
     tokens_in, tokens_out, cost, model, cached, written, reasoning, is_partial, kept_1h = values
-    return Usage(tokens_in, tokens_out, cost, model, cached, written, reasoning, is_partial == 1, kept_1h)
+    return Usage(
+        tokens_in, tokens_out, cost, model, cached, written, reasoning_tokens=reasoning,
+        cost_is_partial=is_partial == 1, cache_write_1h_tokens=kept_1h,
+    )  # fmt: skip
 
 
 def _whole(text: str | None, key: bytes | None, large: str | None) -> str | None:
@@ -161,8 +164,9 @@ def _run(row: Row, counts: dict[str, int], settings: str = "") -> RunRecord:
         raise damaged(run_id, "the status of a task")
     owned, usage = None if owner[0] is None else Owner(*owner), _usage([tokens_in, tokens_out, cost, None, *parts])
     return RunRecord(
-        run_id, name, status, created_at, started_at, ended_at, error, settings, claimed, last_seq, owned, lease,
-        counts, usage, policy_state, policy_seq, has_expired == 1,
+        run_id, name, status, created_at, started_at, ended_at, error=error, settings=settings, claims=claimed,
+        last_seq=last_seq, owner=owned, lease_expires_at=lease, counts=counts, usage=usage, policy_state=policy_state,
+        policy_seq=policy_seq, lease_has_expired=has_expired == 1,
     )  # fmt: skip
 
 
@@ -235,29 +239,30 @@ def list_attempts(run_id: str, task_id: str | None) -> Reading[tuple[AttemptReco
 def _attempt(row: Row) -> AttemptRecord:
     _, task_id, attempt, status, backend, session_id, started_at, ended_at, kind, error, took, traceback, *usage = row
     return AttemptRecord(
-        task_id, attempt, status, backend, session_id, started_at, ended_at, kind, error, _usage(usage), took, traceback
-    )
+        task_id, attempt, status, backend, session_id, started_at, ended_at=ended_at, error_kind=kind, error=error,
+        usage=_usage(usage), duration_s=took, traceback=traceback,
+    )  # fmt: skip
 
 
 def list_messages(run_id: str, task_id: str) -> Reading[tuple[MessageRecord, ...]]:
     messages = yield tables.LIST_MESSAGES, (run_id, task_id)
     found = [
-        (seq, part, attempt, role, _said(task_id, total, _whole(text, key, large), role), tokens_in, tokens_out, at)
+        (seq, part, attempt, role, _said(task_id, total, _whole(text, key, large), role), (tokens_in, tokens_out, at))
         for seq, part, attempt, role, at, tokens_in, tokens_out, total, key, text, large in messages
     ]
     for seq, attempt, at, tokens_in, tokens_out, prompt_sum, prompt_key, prompt, large_prompt, *result in (
         yield tables.LIST_EXCHANGES, (run_id, task_id)
     ):
         asked = _said(task_id, prompt_sum, _whole(prompt, prompt_key, large_prompt))
-        found.append((seq, 0, attempt, "user", asked, 0, 0, at))
+        found.append((seq, 0, attempt, "user", asked, (0, 0, at)))
         total, key, text, large, data = result
         if total is not None:  # else the answer was damaged, and was deleted
             answer = _said(task_id, total, _whole(text, key, large), data)
-            found.append((seq, 1, attempt, "assistant", answer, tokens_in, tokens_out, at))
+            found.append((seq, 1, attempt, "assistant", answer, (tokens_in, tokens_out, at)))
     found.sort(key=lambda message: message[:2])
     return tuple(
-        MessageRecord(task_id, position, attempt, role, content or "", tokens_in, tokens_out, at, content is None)
-        for position, (_, _, attempt, role, content, tokens_in, tokens_out, at) in enumerate(found)
+        MessageRecord(task_id, position, attempt, role, content or "", *sent, damaged=content is None)
+        for position, (_, _, attempt, role, content, sent) in enumerate(found)
     )
 
 
@@ -362,4 +367,4 @@ def _state(row: Row) -> tuple[str, TaskState]:
     started, took, usage = row[5:9], row[9], row[10:]
     if status != "waiting_input":
         return task_id, TaskState(position, status, attempt, crashes, started)
-    return task_id, TaskState(position, status, attempt, crashes, started, _usage(usage), took)
+    return task_id, TaskState(position, status, attempt, crashes, started, usage=_usage(usage), duration_s=took)

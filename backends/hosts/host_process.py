@@ -96,7 +96,7 @@ async def serve(build: Build, state: Path, version: str) -> None:
         return refuse("error", one_line(message))
     write({"op": "ready", "version": version})
     async with AsyncExitStack() as opened, anyio.create_task_group() as attempts:
-        host = _Host(build, folder, state, slots, write, opened, attempts)
+        host = _Host(build, folder, state, slots, write=write, opened=opened, attempts=attempts)
         with _exiting():
             while line := await reader.readline():
                 await host.handle(read_frame(line))

@@ -12,9 +12,9 @@ from plait.errors import PlaitError, StoreError
 from plait.persistence.store_protocol import Store
 from plait.program_log import logger
 from plait.runner.client.run_backends import FileOptions, StoredBackends
-from plait.runner.domain.notify_target import NOTIFY, NotifyTarget, stored_targets, usable_targets
+from plait.runner.domain.notify_target import NOTIFY, NotifyTarget, usable_targets
 from plait.runner.engine.run_options import bounded
-from plait.runner.state.stored_run import read_settings
+from plait.runner.state.stored_run import read_settings, stored_targets
 
 LOOK_AGAIN_S = 60.0
 """Seconds after which a run that could not be read is read again."""
@@ -91,7 +91,7 @@ class UnsentNotices:
         run = await self._store.get_run(run_id)
         if run is None or run.damaged or NOTIFY not in read_settings(run):
             return ()
-        stored = stored_targets(read_settings(run))
+        stored = stored_targets(run)
         try:
             trusted = await anyio.to_thread.run_sync(StoredBackends.of(run, self._files).notify)
         except PlaitError:  # a program made the run

@@ -130,17 +130,6 @@ def notify_setting(targets: Sequence[NotifyTarget]) -> dict[str, JsonValue]:
     return {NOTIFY: [as_json(one) for one in targets]} if targets else {}
 
 
-def stored_targets(settings: Mapping[str, Any]) -> tuple[NotifyTarget | None, ...]:
-    """Return the targets in the settings of a run, None in place of each that this version of plait cannot read."""
-    found: list[NotifyTarget | None] = []
-    for form in settings.get(NOTIFY) or ():
-        try:
-            found.append(NotifyTarget.of(form))
-        except (ValueError, AttributeError):
-            found.append(None)
-    return tuple(found)
-
-
 def usable_targets(
     stored: Sequence[NotifyTarget | None], trusted: Collection[NotifyTarget], environment: Mapping[str, str]
 ) -> tuple[list[NotifyTarget | None], list[tuple[NotifyTarget | None, str]]]:

@@ -126,7 +126,7 @@ _FILE: dict[str, Any] = {"type": "object", "properties": {"file": {"type": "stri
 Prompt: TypeAlias = Annotated[
     str, WithJsonSchema({"anyOf": [{"type": "string"}, {**_FILE, "additionalProperties": False}]})
 ]
-"""A text, or in a plan file the name of a file with the text: see prompt_files.py."""
+"""A text, or in a plan file the name of a file with the text: see `read_prompt_files`."""
 Mode: TypeAlias = Literal["hard", "soft", "skip"]
 
 

@@ -32,7 +32,6 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
-from plait.runner.domain.notify_target import stored_targets
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.domain.run_tuning import Tuning
@@ -82,6 +81,7 @@ from plait.runner.state.stored_run import (
     read_settings,
     require_unfailed,
     stored_run,
+    stored_targets,
     stores_backends,
     unfinished_on_hosts,
     with_notes,
@@ -356,7 +356,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     is_unchanged = not new_events
     state.mark_repeats(position for position, step in enumerate(steps) if step.possibly_billed_twice)
     names = backend_names(state.dag, options, state.statuses)
-    live.policy, live.notify = policy, stored_targets(read_settings(record))
+    live.policy, live.notify = policy, stored_targets(record)
     unfinished = [position for position, status in enumerate(state.statuses) if status not in TASK_DONE]
     await live.take_budget(budget, [state.dag.tasks[i] for i in unfinished], [names[i] for i in unfinished])
     if policy is not None:

@@ -29,6 +29,7 @@ from plait.json_form import JsonValue, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
+from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
 from plait.runner.domain.run_result import RunResult
 from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus
@@ -115,6 +116,17 @@ class StoredPolicy:
         """Return the policy of the run; None for a run without a policy. `record` must include the settings."""
         stored = read_settings(record).get("policy")
         return None if stored is None else cls(stored["kind"], stored["settings"])
+
+
+def stored_targets(run: RunRecord) -> tuple[NotifyTarget | None, ...]:
+    """Return where the notices of the run go, None in place of each that this version of plait cannot read."""
+    found: list[NotifyTarget | None] = []
+    for form in read_settings(run).get(NOTIFY) or ():
+        try:
+            found.append(NotifyTarget.of(form))
+        except (ValueError, AttributeError):
+            found.append(None)
+    return tuple(found)
 
 
 PolicyEnd: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
