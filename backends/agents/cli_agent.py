@@ -308,6 +308,8 @@ class AgentConversation:
         try:
             if self._request.fork_of and not self._exists and not self._backend.can_fork:
                 raise BackendError(ErrorKind.SESSION_LOST, f"{self._backend.kind} cannot fork a session")
+            if self._request.history and not (self._exists or self._request.fork_of):  # of another backend's session
+                return await self._exchange(turn, prompt, replayed(self._request.history, sent), _MOVED)
             return await self._exchange(turn, prompt, sent)
         except SchemaRefused as refused:
             self._request.on_output(
@@ -542,6 +544,9 @@ def whole_turn(reader: Reader, answered: TurnAnswer, usage: Usage) -> Message:
     except BackendError as error:
         error.continues_session = reader.session_id is not None
         raise
+
+
+_MOVED = "the conversation so far was in no session of this agent: a new session received it as text"
 
 
 def _cost(messages: list[Message] | tuple[Message, ...]) -> Usage:

@@ -23,7 +23,7 @@ from plait.runner.domain.prompt_values import named, rendered
 from plait.runner.engine.answer_check import VERDICT
 from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
-from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, WorstCases, calls_of, tokens_in
+from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, WorstCases, all_calls_of, tokens_in
 from plait.runner.reuse.earlier_answers import ReuseFrom
 from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
 from plait.runner.state.task_files import files_of
@@ -146,9 +146,7 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     worst, refused = WorstCases(config.backends, config.prices, config.clock), None
     if config.budget is not None:
         try:
-            asked_of = [
-                one for task, name in zip(dag, names, strict=True) for one in calls_of(task, name, config.default)
-            ]
+            asked_of = all_calls_of(dag, names, config.default, config.spares)
             await worst.require(asked_of, unpriced=config.unpriced)
         except InvalidRequest as error:
             refused = str(error)
@@ -181,6 +179,7 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         "no list or loop is longer than counted": has_lists,
         f"answers that are read have at most {ANSWER_TOKENS} tokens": any(task.most_is_assumed for task in tasks),
         "no task is added": grows,
+        "no task moves to a spare backend": any(name in config.spares for name in names),
     }
     is_assumed = any(
         task.usage is not None and task.usage.usage != NO_USAGE and not task.earlier_calls for task in tasks

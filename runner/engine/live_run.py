@@ -46,7 +46,7 @@ from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.checkpointer import EventSink, WritePosition
 from plait.runner.engine.run_options import RunOptions, policy_backends
-from plait.runner.engine.worst_case import WorstCases, calls_of
+from plait.runner.engine.worst_case import WorstCases, all_calls_of
 from plait.runner.reuse.earlier_answers import EarlierAnswers
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.budget import Budget
@@ -293,8 +293,7 @@ class LiveRun:
         if budget is not None:
             if self.policy is not None:
                 further = policy_backends(self.policy, default)
-            calls = [one for task, name in zip(tasks, names, strict=True) for one in calls_of(task, name, default)]
-            calls += [(spare, None) for name, _ in calls for spare in self.options.spares.get(name, ())]
+            calls = all_calls_of(tasks, [*names], default, self.options.spares)
             await self.worst_cases.require([*calls, *((name, None) for name in further)], unpriced=budget.unpriced)
         self.budget = budget
 

@@ -8,7 +8,7 @@ quarter. Output counts as far as the backend lets a request write.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from anyio.to_thread import run_sync
@@ -120,6 +120,14 @@ class WorstCases:
                 f"the run has a budget, and {reason}; or let such calls count only once they have cost something: "
                 f"--unpriced"
             )
+
+
+def all_calls_of(
+    tasks: Iterable[Task], names: Sequence[str], default: str, spares: Mapping[str, Sequence[str]]
+) -> list[tuple[str, str | None]]:
+    """Return what `calls_of` yields for the `tasks` on the backends `names`, with the `spares` of the backends."""
+    calls = [call for task, name in zip(tasks, names, strict=True) for call in calls_of(task, name, default)]
+    return [*calls, *((spare, None) for name in dict.fromkeys(names) for spare in spares.get(name, ()))]
 
 
 def calls_of(task: Task, name: str, default: str) -> Iterator[tuple[str, str | None]]:

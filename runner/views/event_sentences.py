@@ -233,6 +233,8 @@ def throttling(throttled: events.BackendThrottled, now: float) -> str:
         end = f", until {clock_time(parse_time(throttled.until), now)}" if left >= _NAMES_TIME_FROM else ""
         fewer = f"; {slots}" if throttled.slots < throttled.total else ""
         return f"{name} paused {seconds(left)}{after}{end}{fewer}"
+    if not throttled.slots:
+        return f"{name} has no credit left, and is not called until a person has answered"
     if throttled.cause == events.OWN_LIMITS:
         return f"{name} has reached its limits of rate; further tasks start as the limits allow"
     if throttled.slots < throttled.total:

@@ -245,7 +245,9 @@ class BackendThrottled(Event):
     OWN_LIMITS once tasks wait for the limits of rate that the run itself keeps; sent once.
     """
     slots: int
-    """The number of tasks that may run on the backend at once, after the pause if there is one."""
+    """The number of tasks that may run on the backend at once, after the pause if there is one. 0 if its account has no
+    credit left, until a person has answered the task that asks to top it up.
+    """
     total: int
     """The number without throttling."""
 

@@ -164,6 +164,21 @@ async def test_a_session_that_is_gone_is_told_again_as_text_and_the_record_says_
     assert home.prompts[0].endswith("Who?")
 
 
+@pytest.mark.parametrize("on_lost_session", ["replay", "fail"])
+async def test_a_conversation_with_another_backend_is_told_as_text(home: Home, on_lost_session: str) -> None:
+    history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))
+    backend = home.claude(on_lost_session=on_lost_session)
+    session = backend.new_session_id()
+    reply = await send(backend, "Who?", session_id=session, history=history)
+    assert reply.session_id == session
+    assert [message.role for message in reply.messages] == ["user", "system", "assistant"]
+    assert reply.messages[0].content == "Who?"
+    assert "My name is Ada." in home.prompts[0]
+    assert home.prompts[0].endswith("Who?")
+    await send(backend, "Again?", session_id=session, resume=True, history=(*history, *reply.messages))
+    assert home.prompts[1] == "Again?"
+
+
 async def test_a_session_that_is_gone_fails_where_that_is_wished(home: Home) -> None:
     backend = home.claude(on_lost_session="fail")
     with pytest.raises(BackendError) as caught:

@@ -98,6 +98,24 @@ def test_a_throttled_backend_is_named_with_its_pause_and_its_limit() -> None:
     assert reason("ccpppp", "t1", rated=["api"]).kind is WaitKind.RATE
 
 
+def test_a_task_of_a_closed_backend_waits_for_the_first_open_spare() -> None:
+    closed = {name: BackendThrottled(AT, name, iso(NOW + 3600), "429", 1, 8) for name in ("api", "second")}
+    limits = Limits("api", 9, {"third": 1}, {"api": ["second", "third"]})
+    dag = DAG([Task("own", "x", backend="third"), Task("a", "a")])
+    found = reason("rp", "a", dag=dag, throttled=closed, limits=limits)
+    assert (found.kind, found.text) == (WaitKind.SLOT, "no free slot of third (1 of 1)")
+    short = BackendThrottled(AT, "third", iso(NOW + 1.2), "429", 4, 8)
+    found = reason("rp", "a", dag=dag, throttled={**closed, "third": short}, limits=limits)
+    assert (found.kind, found.backend) == (WaitKind.THROTTLED, "third"), "a short pause closes nothing"
+
+
+def test_a_backend_without_credit_is_named() -> None:
+    empty = BackendThrottled(AT, "api", None, "no_credit", 0, 8)
+    found = reason("ccpppp", "t0", throttled={"api": empty})
+    assert (found.kind, found.backend) == (WaitKind.CREDIT, "api")
+    assert found.text == "api has no credit left; a task asks to top it up"
+
+
 def test_a_retry_has_its_time() -> None:
     found = reason("ccpppp", "t0", retries={"t0": NOW + 30})
     assert (found.kind, found.until) == (WaitKind.RETRY, iso(NOW + 30))
