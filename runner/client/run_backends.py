@@ -314,7 +314,7 @@ class HostsInUse:
 def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSet:
     """Return the backends of the plan file at `path`; without a file, that of `options` or of the environment."""
     if path is None:
-        return BackendSet({DEFAULT_BACKEND: requested_spec(options)})
+        return BackendSet({DEFAULT_BACKEND: requested_spec(options)}, notify=user_targets())
     if not options.is_empty:
         raise InvalidRequest(f"{path} names the backends; leave --backend, --model and --base-url out")
     value = read_plan_data(path)
@@ -330,7 +330,7 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
     hosts = read_hosts(value.get("hosts"), path)
     with _mistakes_in(path, "prices"):
         prices = read_prices(value.get("prices"))
-    notify = read_notify(value.get(NOTIFY), path)
+    notify = read_notify(value.get(NOTIFY), path) or user_targets()
     return BackendSet(
         specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts, notify=notify
     )
@@ -355,6 +355,18 @@ def read_notify(value: object, path: Path) -> tuple[NotifyTarget, ...]:
         for key, why in target.mistakes():
             raise InvalidRequest(f"{path}: {NOTIFY}.{index}.{key}: {why}")
     return targets
+
+
+USER_NOTIFY = "PLAIT_NOTIFY"
+"""The environment variable that names a file with `notify`, for the runs of all plans that have none."""
+
+
+def user_targets() -> tuple[NotifyTarget, ...]:
+    """Return the targets in the file that the environment names. Raises InvalidRequest, PlanError."""
+    if not (named := os.environ.get(USER_NOTIFY)):
+        return ()
+    path = Path(named).expanduser()
+    return read_notify(read_plan_data(path).get(NOTIFY), path)
 
 
 @contextmanager
@@ -460,8 +472,8 @@ def backend_set_of_plan(plan: Plan, options: BackendOptions, hosts: Path | None 
         raise InvalidRequest(f"{named_by} names its backends itself; leave --backend, --model and --base-url out")
     if is_open:
         specs[default] = requested_spec(options)
-    groups = {**plan.hosts, **hosts_of_file(hosts)}
-    return BackendSet(specs, default, plan.folder.resolve(), file, prices=plan.prices, hosts=groups, notify=plan.notify)
+    groups, notify = {**plan.hosts, **hosts_of_file(hosts)}, plan.notify or user_targets()
+    return BackendSet(specs, default, plan.folder.resolve(), file, prices=plan.prices, hosts=groups, notify=notify)
 
 
 def requested_spec(options: BackendOptions) -> BackendSpec:
@@ -696,7 +708,7 @@ class StoredBackends:
             folders=folders,
             prices=self.prices,
             hosts=self.hosts(specs),
-            notify=self.notify() if self.notifies else (),
+            notify=(*self.notify(), *user_targets()) if self.notifies else (),
         )
 
     def needed(self, run: StoredRun, *, retry_failed: bool) -> tuple[BackendSet, list[str]]:
@@ -734,10 +746,9 @@ class StoredBackends:
         file, folders = self.plan, self.files.plans
         if file is None or (folders is not None and why_untrusted(file, folders) is not None):
             return ()
-        try:
+        with suppress(InvalidRequest, PlanError):
             return read_notify(read_plan_data(file).get(NOTIFY), file)
-        except InvalidRequest:
-            return ()
+        return ()
 
     def _plan_files(self) -> list[Path]:
         """Return the plan file, with those of the plans that it calls for a worker, who has to trust each."""

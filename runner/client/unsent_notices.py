@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 import anyio.to_thread
 
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, StoreError
 from plait.persistence.store_protocol import Store
+from plait.persistence.store_records import RunRecord
 from plait.program_log import logger
-from plait.runner.client.run_backends import FileOptions, StoredBackends
+from plait.runner.client.run_backends import FileOptions, StoredBackends, user_targets
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget, usable_targets
 from plait.runner.engine.run_options import bounded
 from plait.runner.state.stored_run import read_settings, stored_targets
@@ -92,11 +94,17 @@ class UnsentNotices:
         if run is None or run.damaged or NOTIFY not in read_settings(run):
             return ()
         stored = stored_targets(run)
-        try:
-            trusted = await anyio.to_thread.run_sync(StoredBackends.of(run, self._files).notify)
-        except PlaitError:  # a program made the run
-            trusted = ()
+        trusted = await anyio.to_thread.run_sync(self._trusted, run)
         targets, refused = usable_targets(stored, trusted, os.environ)
         for target, why in refused:
             logger(run=run_id).warning("notices_left_to_others", to=str(target or "unknown"), why=why)
         return targets if any(targets) else ()
+
+    def _trusted(self, run: RunRecord) -> Sequence[NotifyTarget]:
+        """Return the targets in the plan file of the run, and in the user's own file."""
+        found: list[NotifyTarget] = []
+        with suppress(PlaitError):  # a program made the run
+            found += StoredBackends.of(run, self._files).notify()
+        with suppress(PlaitError):  # reported by the commands that begin runs
+            found += user_targets()
+        return found

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait import RunStatus, SQLiteStore
+from plait.errors import InvalidRequest
 from plait.persistence import Store
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.unsent_notices import UnsentNotices
@@ -111,3 +112,24 @@ async def test_a_resume_takes_the_targets_of_the_plan_file(receiver: Receiver, t
             async with runs.open(await runs.read("r")) as (run, _), run:
                 pass
     assert receiver.told == [("r", "question"), ("r", "done")]
+
+
+async def test_the_users_own_file_is_for_the_runs_of_plans_without_targets(
+    store: Store, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as other:
+        (tmp_path / "mine.yaml").write_text(f"notify:\n- url: {receiver.url}\n")
+        monkeypatch.setenv("PLAIT_NOTIFY", str(tmp_path / "mine.yaml"))
+        plan = tmp_path / "without.yaml"
+        plan.write_text("tasks:\n- id: a\n  run: [echo, hello]\n")
+        receiver.status = 503
+        await Plan.load(plan).run(store=store, run_id="r1")
+        receiver.status = 200
+        await run_plan(tmp_path, f"- url: {other.url}", store, "r2")
+        clock = Later()
+        clock.ahead = FIRST_WAIT_S + 1
+        assert await UnsentNotices(store, clock=clock).send() is None
+        assert (receiver.told, other.told) == ([("r1", "done")], [("r2", "done")])
+        monkeypatch.setenv("PLAIT_NOTIFY", str(tmp_path / "gone.yaml"))
+        with pytest.raises(InvalidRequest, match=r"gone\.yaml cannot be read"):
+            await Plan.load(plan).run(store=store)
