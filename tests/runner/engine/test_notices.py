@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Generator
 from itertools import pairwise
 from pathlib import Path
@@ -268,7 +269,7 @@ async def test_secrets_are_neither_stored_nor_logged(
         await runner.run([Task("a", "go")], "r1")
         receiver.status = 500
         await runner.run([Task("a", "go")], "r2")
-        monkeypatch.setenv("HOOK", f"{receiver.url[:-15]}:70000/secret-path")
+        monkeypatch.setenv("HOOK", "http://127.0.0.1:9/secret-path")
         await runner.run([Task("a", "go")], "r3")
         notes = [note.body for run in ("r1", "r2", "r3") for note in await store.list_notes(run)]
         settings = (await store.get_run("r1")).settings  # type: ignore[union-attr]
@@ -308,20 +309,28 @@ async def test_a_run_without_a_store_is_refused() -> None:
         await ParallelRunner(work, notify=[{"url_env": "HOOK"}]).run([Task("a", "go")])
 
 
-async def test_a_stopped_run_does_not_wait_for_its_notices(store: Store, receiver: Receiver) -> None:
-    held = anyio.Event()
+async def test_a_stop_does_not_wait_for_a_try_under_way(
+    store: Store, receiver: Receiver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "TRY_S", 1.0)
+    caplog.set_level(logging.INFO)
+    answer = threading.Event()
+    receiver.on_notice = lambda _: answer.wait(60)
 
-    async def slow(_prompt: str) -> str:
-        held.set()
-        await anyio.sleep_forever()
-        return ""
+    async def slow(prompt: str) -> str:
+        if prompt == "slow":
+            await anyio.sleep_forever()
+        return str(await ask("Where to?"))
 
     runner = ParallelRunner(slow, store=store, notify=[to(receiver)])
-    async with runner.start([Task("a", "go")], "r") as run:
-        await held.wait()
+    async with runner.start([Task("a", "slow"), Task("b", "ask")], "r") as run:
+        await until(lambda: receiver.notices)
         run.stop()
+    answer.set()
     assert (await run.result()).status is RunStatus.INTERRUPTED
-    assert receiver.notices == []
+    assert "notice_not_sent" not in caplog.text, "the try was cut, and another process makes it again"
+    (tried,) = await store.list_notes("r")
+    assert '"try":1' in tried.body
 
 
 @pytest.mark.parametrize(
