@@ -57,12 +57,14 @@ class StoredLedger:
         self._account = account
         self._clock = clock
 
-    async def fill(self, limiter: RateLimiter, characters: int, calls: int) -> None:
+    async def fill(self, limiter: RateLimiter, characters: int, calls: int, on_closed: Callable[[float], None]) -> None:
         demand = limiter.demand(characters, calls, self._clock.monotonic())
         grant = await self._change(partial(book, demand)) or _alone(demand)
         in_time = False
         try:
             while grant.delay > LONGEST_HOLD_S:
+                if grant.closed:
+                    on_closed(self._clock.wall() + grant.delay)
                 await self._clock.sleep(grant.delay)
                 grant = await self._change(partial(book_again, demand, grant)) or Grant(0.0, grant.units)
             if grant.delay > 0:

@@ -49,13 +49,13 @@ def book(demand: Demand, row: Row, now: float) -> Grant:
     for name, bucket in buckets.items():
         bucket.take(getattr(units, name), begin)
         row[name][1:] = bucket.level, bucket.at
-    return Grant(begin - now, units)
+    return Grant(begin - now, units, closed=opens > now)
 
 
 def book_again(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
     """Return the grant, whose time has come, or another one if the account was closed meanwhile."""
     if row.get("closed_until", 0.0) <= now:
-        return replace(grant, delay=0.0)
+        return replace(grant, delay=0.0, closed=False)
     return book(replace(demand, unused=grant.units, allowance=None), row, now)
 
 

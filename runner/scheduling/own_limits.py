@@ -154,14 +154,17 @@ class Grant:
 
     delay: float
     units: Units
+    closed: bool = False
+    """Whether a process has closed the account until then."""
 
 
 class Ledger(Protocol):
     """The limits of an account as a store keeps them for several processes."""
 
-    async def fill(self, limiter: RateLimiter, characters: int, calls: int) -> None:
+    async def fill(self, limiter: RateLimiter, characters: int, calls: int, on_closed: Callable[[float], None]) -> None:
         """Wait for a grant that lets one of `calls` calls begin, the first with `characters`, and add it to `limiter`.
-        Never fails: without its store a process keeps the limit alone.
+        If another process has closed the account, call `on_closed` with the Unix time of the end. Never fails:
+        without its store a process keeps the limit alone.
         """
         ...
 
@@ -312,6 +315,8 @@ class RateGate:
         self._queue: dict[object, tuple[int, int, Callable[[], None], Timer]] = {}
         """The waiting runs, each with the size of its next call, the number of its calls, its callback and its timer.
         """
+        self.closed_until: float | None = None
+        """The Unix time until which another process has closed the account; None while tasks may start."""
         self._asks = False
         """Whether the timer is not one of time: the ledger is asked."""
         self._timed: object = None
@@ -369,14 +374,14 @@ class RateGate:
             return
         if self._cancel is not None:
             self._cancel()
-        self._timed = self._cancel = None
+        self._timed = self._cancel = self.closed_until = None
         while self._cancel is None and self._queue:
             first, (characters, _, _, timer) = next(iter(self._queue.items()))
             wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(characters, self._now())
             self._asks = wait == inf
             if self._asks and self.ledger is not None:
                 calls = sum(calls for _, calls, _, _ in self._queue.values())
-                wait = partial(self.ledger.fill, self.limiter, characters, calls)
+                wait = partial(self.ledger.fill, self.limiter, characters, calls, self._closed)
             self._cancel = timer(wait, self._call_first)
             if self._cancel is None:
                 del self._queue[first]
@@ -388,8 +393,14 @@ class RateGate:
             self._timed = None
             self._start()
 
+    def _closed(self, until: float) -> None:
+        """Let the waiting runs know that they wait until this Unix time: they may park."""
+        self.closed_until = until
+        for _, _, take, _ in tuple(self._queue.values()):
+            take()
+
     def _call_first(self) -> None:
-        run, self._timed, self._cancel = self._timed, None, None
+        run, self._timed, self._cancel, self.closed_until = self._timed, None, None, None
         self._queue[run][2]()
         if self._timed is None and next(iter(self._queue), None) is run:
             self.leave(run)  # it did not take its turn: it ends

@@ -146,8 +146,12 @@ class Account:
 
     @property
     def opens_at(self) -> float | None:
-        """The end of the pause as Unix time in seconds; None if the backend is not paused."""
-        return self.pause.until if self.throttled and self.pause is not None else None
+        """The end of the pause as Unix time in seconds, also of one that another process has told of; None if the
+        backend is not paused.
+        """
+        if self.throttled and self.pause is not None:
+            return self.pause.until
+        return None if self.gate is None else self.gate.closed_until
 
     @property
     def is_closed(self) -> bool:

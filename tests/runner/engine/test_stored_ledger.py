@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, PostgresStore, RateLimits, SQLiteStore, Task, TaskStatus
+from plait import DAG, ParallelRunner, PostgresStore, RateLimits, RunStatus, SQLiteStore, Task, TaskStatus
 from plait.backends import ConversationRequest, Message
 from plait.backends.models.model_api import ReplayConversation
-from plait.clock_and_ids import Clock
+from plait.clock_and_ids import Clock, parse_time
 from plait.errors import BackendError, ErrorKind, StoreError
 from plait.persistence import MemoryStore
 from plait.persistence.tables import Reading
@@ -45,6 +45,7 @@ class Asked:
 
     def __init__(self, *errors: BackendError) -> None:
         self.errors = list(errors)
+        self.calls = 0
 
     def new_session_id(self) -> None:
         return None
@@ -54,6 +55,7 @@ class Asked:
         yield ReplayConversation(self.answer, request)
 
     async def answer(self, messages: Sequence[Message]) -> Message:
+        self.calls += 1
         if self.errors:
             raise self.errors.pop()
         return Message("assistant", messages[-1].content)
@@ -61,6 +63,10 @@ class Asked:
 
 async def answer(prompt: str) -> str:
     return prompt
+
+
+def never(until: float) -> None:
+    raise AssertionError(f"closed until {until}")
 
 
 def count(row: Row, now: float) -> float:
@@ -96,7 +102,7 @@ async def test_the_processes_of_a_store_book_one_after_the_other(opened: Callabl
     async with opened() as store:
         ledgers = [StoredLedger(store, f"in line {id(clock)}", clock) for _ in limiters]
         for ledger, limiter in zip(ledgers, limiters, strict=True):
-            await ledger.fill(limiter, 0, 8)
+            await ledger.fill(limiter, 0, 8, never)
             assert limiter.wait(0, clock.monotonic()) == 0
     assert clock.slept == pytest.approx([60.0, 120.0], abs=25.0)
 
@@ -112,7 +118,7 @@ async def test_without_its_store_a_process_keeps_the_limit_alone() -> None:
     clock, limiter = Recorded(), RateLimiter(RateLimits(600), 0.0, is_granted=True)
     ledger = StoredLedger(Away(), "a", clock)
     for _ in range(3):
-        await ledger.fill(limiter, 0, 8)
+        await ledger.fill(limiter, 0, 8, never)
         limiter.reserve(0, clock.monotonic())
     assert clock.slept == pytest.approx([0.1] * 3)
     await ledger.close(5.0)
@@ -122,10 +128,10 @@ async def test_a_grant_that_nobody_waits_for_any_more_goes_back(tmp_path: Path) 
     limiter = RateLimiter(RateLimits(1), 0.0, is_granted=True)
     async with SQLiteStore(tmp_path / "runs.db") as store:
         ledger = StoredLedger(store, "a", Clock())
-        await ledger.fill(limiter, 0, 1)
+        await ledger.fill(limiter, 0, 1, never)
         limiter.reserve(0, Clock().monotonic())
         with anyio.move_on_after(0.2):  # the next may begin in a minute
-            await ledger.fill(limiter, 0, 1)
+            await ledger.fill(limiter, 0, 1, never)
     demand = limiter.demand(0, 1, Clock().monotonic())
     assert demand.unused == Units(1.0)
     assert demand.first == Units(1.0)
@@ -159,10 +165,25 @@ async def test_a_refusal_closes_the_account_for_all_processes(tmp_path: Path) ->
                     await anyio.sleep(0.02)
             group.cancel_scope.cancel()
         [(name, _)] = (await store.transact(list_accounts())).items()
-        clock, limiter = Recorded(), RateLimiter(RateLimits(6_000), 0.0, is_granted=True)
+        clock, limiter, told = Recorded(), RateLimiter(RateLimits(6_000), 0.0, is_granted=True), list[float]()
         with anyio.move_on_after(0.5):
-            await StoredLedger(store, name, clock).fill(limiter, 0, 1)
+            await StoredLedger(store, name, clock).fill(limiter, 0, 1, told.append)
         assert clock.slept[0] > 800, "another process waits as well"
+        assert told[0] - Clock().wall() > 800
+
+
+async def test_a_run_parks_while_another_process_has_closed_its_account(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        backend = Asked()
+        runner = ParallelRunner(backends={"api": backend}, rates={"api": RateLimits(6_000)}, store=store, park=True)
+        await runner.run(DAG([Task("t", "p")]))
+        [(name, _)] = (await store.transact(list_accounts())).items()
+        await StoredLedger(store, name, Clock()).close(Clock().wall() + 3_600)
+        before = backend.calls
+        result = await runner.run(DAG([Task(f"t{n}", "p") for n in range(3)]))
+        assert result.status is RunStatus.PARKED
+        assert parse_time(result.due_at or "") - Clock().wall() > 3_500
+        assert backend.calls == before, "nothing else is sent there"
 
 
 @pytest.mark.parametrize("rates", [{}, {"api": RateLimits(6_000)}])
