@@ -153,6 +153,8 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     if options["key"] is not None:
         raise click.UsageError("--key goes with --queue")
     output = OutputOptions.of(options)
+    if options["no_store"] and loaded.notify and not options["quiet"]:
+        print_note("nothing is stored, so nobody is notified")
     with redirect_prints():
         if options["dry_run"] and options["like"] is None:
             return anyio.run(_estimate, loaded, backend_set, output)

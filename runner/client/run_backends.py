@@ -261,7 +261,8 @@ class BackendSet:
         or_else = {name: spares for name, spares in or_else.items() if spares and name in made}
         rates = {name: limit for name, limit in self.rates().items() if name in made}
         default = self.default if self.default in made else None
-        given: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": self.notify}
+        notify = () if options.get("store") is None else self.notify  # a notice tells of what is stored
+        given: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": notify}
         return RunOptions(backends=made, default=default, or_else=or_else, **given, **options)
 
 

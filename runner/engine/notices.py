@@ -256,8 +256,13 @@ async def _deliver(target: NotifyTarget, notice: Mapping[str, Any]) -> str | Non
     with anyio.move_on_after(TRY_S):
         if target.run:
             return await _run(target, to_json(dict(notice)).encode())
-        return await _post(target, {"text": notice["text"]} if target.form == "slack" else notice)
+        return await _post(target, {"text": _for_slack(notice["text"])} if target.form == "slack" else notice)
     return f"no answer within {TRY_S:g} s"
+
+
+def _for_slack(text: str) -> str:
+    """Return the text without the signs by which Slack calls people and makes links: a model may have written it."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 async def _post(target: NotifyTarget, body: Mapping[str, Any]) -> str | None:

@@ -126,6 +126,7 @@ async def test_the_users_own_file_is_for_the_runs_of_plans_without_targets(
         await Plan.load(plan).run(store=store, run_id="r1")
         receiver.status = 200
         await run_plan(tmp_path, f"- url: {other.url}", store, "r2")
+        assert (await Plan.load(plan).run()).status is RunStatus.COMPLETED, "without a store there is nothing to tell"
         clock = Later()
         clock.ahead = FIRST_WAIT_S + 1
         assert await UnsentNotices(store, clock=clock).send() is None

@@ -225,6 +225,15 @@ async def test_a_try_of_a_dead_process_is_made_again(store: Store, receiver: Rec
     assert [one["id"] for one in receiver.notices] == ["r:4", "r:4"], "at least once, with one id"
 
 
+async def test_what_a_model_wrote_calls_nobody_in_slack(store: Store, receiver: Receiver) -> None:
+    async def work(_prompt: str) -> str:
+        return str(await ask("<!channel> a & b <https://evil.example|here>"))
+
+    await ParallelRunner(work, store=store, notify=[to(receiver, form="slack")]).run([Task("a", "go")], "r")
+    wanted = "r: task a asks: &lt;!channel&gt; a &amp; b &lt;https://evil.example|here&gt;"
+    assert receiver.notices == [{"text": wanted}]
+
+
 async def test_a_redirect_is_no_delivery(store: Store, receiver: Receiver) -> None:
     await completed_run(store)
     with receiving() as other:
