@@ -61,8 +61,8 @@ class RunStore(Protocol):
 class TaskStore(Protocol):
     """Tasks: their definitions, statuses and attempts."""
 
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
-        """Return every task of the run, in the order of adding; if not None, the task `task_id` alone, or none."""
+    async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
+        """Return the tasks of the run, in the order of adding; with `only`, that task, or those at these positions."""
         ...
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:

@@ -363,6 +363,7 @@ FROM tasks AS t LEFT JOIN attempts AS a ON {_WITH_ATTEMPT}
     LEFT JOIN texts AS x ON x.sha256 = a.text_sha256 LEFT JOIN texts AS p ON p.sha256 = t.prompt_sha256
 WHERE t.run_id = ?"""
 LIST_TASK: Final = f"{LIST_TASKS} AND t.task_id = ?"
+LIST_TASKS_AT: Final = f"{LIST_TASKS} AND t.position >= ? AND t.position < ?"
 _ATTEMPTS = f"""SELECT a.started_seq, a.task_id, a.attempt, a.status, a.backend, a.session_id, a.started_at, a.ended_at,
     a.error_kind, a.error, a.duration_s, a.traceback, {_SPENT} FROM"""
 _RUNNING = """UNION ALL SELECT t.started_seq, t.task_id, t.attempt, t.status, t.attempt_backend, t.session_id,

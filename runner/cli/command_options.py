@@ -110,8 +110,10 @@ async def _stored_items(context: click.Context, of_tasks: bool) -> list[Completi
     with anyio.move_on_after(_COMPLETION_S):
         async with open_store(place, "read") as store:
             if of_tasks:
+                from plait.runner.state.stored_run import listed_tasks  # noqa: PLC0415 - for completions only
+
                 run = await find_run(store, context.params.get("run") or "last")
-                return [CompletionItem(task.task_id, help=task.status) for task in await store.list_tasks(run.run_id)]
+                return [CompletionItem(task.task_id, help=task.status) for task in await listed_tasks(store, run)]
             runs = await store.list_runs(_OFFERED_RUNS)
             newest = [CompletionItem("last", help="the last run, but for a try")] if runs else []
             return newest + [CompletionItem(run.run_id, help=f"{run.name} {run.status}".strip()) for run in runs]

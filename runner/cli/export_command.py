@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ import click
 from plait.clock_and_ids import Clock, trace_id
 from plait.runner.cli.command_options import async_command, json_option, run_argument, store_option
 from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_note, write_file
+from plait.runner.cli.terminal_output import as_line, file_to_write, print_note, write_file
 from plait.runner.client.named_runs import RunsOfPlan, find_run, runs_of_plan
 from plait.runner.client.runs import Runs
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import RunOptions, StorePlace, open_store
+from plait.runner.state.stored_run import rows_file_of
 from plait.runner.views.event_sentences import counted
-from plait.runner.views.result_rows import as_csv, as_json_lines
+from plait.runner.views.result_rows import as_csv, as_json_lines, columns, csv_heading, csv_lines
 from plait.runner.views.trace_spans import Collector, RunTrace, SpanSender
 
 _FORMATS = (".csv", ".jsonl")
@@ -74,15 +77,35 @@ async def export_command(run: str, store_path: StorePlace, as_json: bool, **opti
         raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
     async with open_store(store_path, "read") as store:
         found = await find_run(store, run, of)
-        rows = await Runs(RunOptions(store=store)).export(found.run_id, pattern or "*")
-    is_table = file.suffix.lower() == ".csv"
-    write_file(file, as_csv(rows, raw=options["raw"]) if is_table else as_json_lines(rows), private=True)
+        runs, wanted = Runs(RunOptions(store=store)), pattern or "*"
+        if rows_file_of(found) is None:
+            rows = await runs.export(found.run_id, wanted)
+            is_table, count = file.suffix.lower() == ".csv", len(rows)
+            write_file(file, as_csv(rows, raw=options["raw"]) if is_table else as_json_lines(rows), private=True)
+        else:
+            count = await _write_pages(partial(runs.export_pages, found.run_id, wanted), file, raw=options["raw"])
     if as_json:
-        print_json({"run_id": found.run_id, "file": str(file), "rows": len(rows)})
+        print_json({"run_id": found.run_id, "file": str(file), "rows": count})
     else:
         status = shown_status(found).value
         named = as_line(f"{found.name}, {status}" if found.name else status)
-        print_note(f"{counted(len(rows), 'row')} of run {found.run_id} ({named}) in {file}")
+        print_note(f"{counted(count, 'row')} of run {found.run_id} ({named}) in {file}")
+
+
+async def _write_pages(read: Callable[[], AsyncIterator[Sequence[Mapping[str, Any]]]], file: Path, *, raw: bool) -> int:
+    """Write what each call of `read` yields, and return the number of rows. A table is read twice: for its columns,
+    and for its lines.
+    """
+    count, names, is_table = 0, list[str](), file.suffix.lower() == ".csv"
+    if is_table:
+        async for rows in read():
+            names = columns(rows, names)
+    with file_to_write(file, private=True) as written:
+        written.write(csv_heading(names, raw=raw) if is_table else "")
+        async for rows in read():
+            count += len(rows)
+            written.write(csv_lines(rows, names, raw=raw) if is_table else as_json_lines(rows))
+    return count
 
 
 async def _send_trace(

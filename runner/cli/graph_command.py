@@ -21,7 +21,7 @@ from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.policies.step_workflow import Workflow
-from plait.runner.state.stored_run import decode_dag
+from plait.runner.state.stored_run import decode_dag, listed_tasks
 from plait.runner.views.event_sentences import counted, seconds, tokens
 from plait.runner.views.read_views import find_adders
 from plait.statuses import TaskStatus
@@ -72,7 +72,7 @@ async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskR
     """Return the run, its tasks, and the origin of each added task."""
     async with open_store(path, "read") as store:
         run = await find_run(store, word)
-        tasks = await store.list_tasks(run.run_id)
+        tasks = await listed_tasks(store, run)
         return run, tasks, await find_adders(store, run, tasks)
 
 

@@ -120,7 +120,8 @@ class LiveDisplay(Display):
 
     def _header(self) -> Text:
         progress = self._progress
-        total, of = len(progress.dag), progress.counts
+        of = progress.counts
+        total = of.total()
         done = sum(of[status] for status in TASK_DONE)
         full = _BAR * done // total
         line = _text("", "")

@@ -34,6 +34,7 @@ from plait.runner.cli.terminal_output import as_line, coloured, output, print_li
 from plait.runner.client.named_runs import find_run, find_task
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.state.stored_run import listed_tasks
 from plait.runner.views.event_sentences import sentence, short
 from plait.runner.views.read_views import task_views
 from plait.runner.views.run_log import RunLog, RunLogEntry
@@ -90,7 +91,7 @@ async def _waits(store: Store, run: RunRecord, only: str | None) -> AsyncGenerat
     """Yield the reason of each task that is not running, of a run that has not ended."""
     if RunStatus(run.status) in RUN_DONE:
         return
-    tasks = await task_views(store, run, await store.list_tasks(run.run_id), time.time(), only)
+    tasks = await task_views(store, run, await listed_tasks(store, run), time.time(), only)
     waiting = [(task.task_id, task.waits.text) for task in tasks.values() if task.waits is not None]
     for task_id, text in waiting[:_MOST_WAITING]:
         yield f"{'':<8}  {as_line(task_id):<{_COLUMN}}  {as_line(text)}"

@@ -124,7 +124,7 @@ class Progress:
     @property
     def counts(self) -> Counter[TaskStatus]:
         """The number of tasks by status."""
-        return Counter(self.state.statuses)
+        return self.state.counts
 
     @property
     def questions(self) -> Mapping[str, str]:

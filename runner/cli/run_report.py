@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -81,6 +82,8 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     """Print the results of the final tasks, or of the task `only`, on standard output: the text, or JSON for structured
     output. Unchanged for a file, escaped for a terminal.
     """
+    if dag.rows_file is not None:
+        return  # `plait export` writes them from the store
     fit = visible if output().isatty() else without_controls
     finals = [task for one in dag.finals if (task := result[one.id]).status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]
@@ -109,6 +112,7 @@ def print_result_json(result: RunResult, progress: Progress, store: StorePlace |
             "degraded": [asdict(one) for one in result.degraded],
             "policy_state": progress.policy_state,
             "tasks": [_task_json(task) for task in result.tasks.values()],
+            **({"left_out": result.left_out} if result.left_out else {}),
         }
     )
 
@@ -186,15 +190,14 @@ def _goes_on(result: RunResult) -> str:
 
 
 def _summary_parts(result: RunResult) -> Iterator[str]:
-    done = sum(task.status is TaskStatus.COMPLETED for task in result.tasks.values())
-    yield f"{done:,} of {counted(len(result.tasks), 'task')} completed"
+    counts = Counter(task.status for task in result.tasks.values()) + Counter(result.left_out)
+    yield f"{counts[TaskStatus.COMPLETED]:,} of {counted(counts.total(), 'task')} completed"
     if receipt := result.resume_summary:
         adopted = f"adopted {receipt.adopted:,}, " if receipt.adopted else ""
         yield f"reused {receipt.reused:,}, {adopted}ran {receipt.ran:,}, possibly billed twice {receipt.repeated:,}"
     for status in (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED):
-        number = sum(task.status is status for task in result.tasks.values())
-        if number:
-            yield f"{number:,} {status.value}"
+        if counts[status]:
+            yield f"{counts[status]:,} {status.value}"
     if result.waiting:
         yield f"{len(result.waiting):,} waiting for a person"
     if result.blocked:
@@ -257,6 +260,8 @@ def store_failures(result: RunResult) -> Iterator[str]:
 def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[tuple[str, str]]:
     run_id = result.run_id
     yield "show", command_line(store, "show", run_id)
+    if dag.rows_file is not None:
+        yield "results", command_line(store, "export", run_id, "--to", "results.csv")
     if result.waiting:
         yield "questions", command_line(store, "answer", run_id)
     if result.status is RunStatus.PARKED:

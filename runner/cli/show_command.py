@@ -39,7 +39,15 @@ from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
-from plait.runner.state.stored_run import POSTED, read_settings, stores_backends
+from plait.runner.state.stored_run import (
+    MOST_LISTED,
+    POSTED,
+    chosen_tasks,
+    listed_tasks,
+    read_settings,
+    rows_file_of,
+    stores_backends,
+)
 from plait.runner.views.event_sentences import (
     counted,
     event_sentence,
@@ -110,7 +118,10 @@ async def _show_run(
     """Print the run that `word` names, with its tasks in one of `statuses`, whose ids fit `pattern`, if given."""
     async with open_store(path, "read") as store:
         run = await find_run(store, word)
-        tasks = await store.list_tasks(run.run_id)
+        if statuses or pattern is not None:
+            tasks = await chosen_tasks(store, run, lambda task: _fits(task, statuses, pattern))
+        else:
+            tasks = await listed_tasks(store, run)
         views = await task_views(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
         throttled = await throttled_backends(store, run, time.time())
@@ -120,11 +131,7 @@ async def _show_run(
         attempts = await store.list_attempts(run.run_id) if is_reuse else ()
         reused = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))}
         cut_off = await cut_offs(store, run, tasks, reused, {one.task_id for one in attempts} - reused)
-    shown_tasks = {
-        task.task_id: task
-        for task in views.values()
-        if (not statuses or task.status in statuses) and (pattern is None or fnmatchcase(task.task_id, pattern))
-    }
+    shown_tasks = {task.task_id: task for task in views.values() if _fits(task, statuses, pattern)}
     if as_json:
         del tasks, views  # a large run would be held twice
         shown = view_json(run_detail(run, throttled=throttled, budget=budget, tuned=tuned))
@@ -136,6 +143,10 @@ async def _show_run(
         _print_tasks(shown_tasks, added, folded=is_whole)
     else:
         print_line("no task matches")
+    if rows_file_of(run) is not None:
+        which = "last" if is_whole else "first fitting"
+        print_line(f"\nat most the {which} {MOST_LISTED:,} tasks of a run with so many rows; all in a file:")
+        print_line(command_line(path, "export", run.run_id, "--to", "results.csv"))
     next_commands: list[str] = []
     if any(task.status is TaskStatus.WAITING_INPUT for task in views.values()):
         next_commands.append("answer")
@@ -148,6 +159,12 @@ async def _show_run(
     for name in next_commands:
         words = [name] if name == "wake" else [name, run.run_id]
         print_line(f"{name:<9} {command_line(path, *words)}")
+
+
+def _fits(task: TaskRecord | TaskView, statuses: Collection[TaskStatus], pattern: str | None) -> bool:
+    """Return whether the task has one of `statuses` and an id that fits `pattern`, if given."""
+    has_status = not statuses or TaskStatus(task.status) in statuses
+    return has_status and (pattern is None or fnmatchcase(task.task_id, pattern))
 
 
 def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, folded: bool) -> None:

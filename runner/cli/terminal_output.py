@@ -280,13 +280,26 @@ _OPEN, _PRIVATE = 0o666, 0o600
 
 
 def write_file(path: Path, text: str, *, private: bool) -> None:
-    """Write `text` to `path`, whole or not at all, also through a crash. A `private` file is readable by its owner
+    """Write `text` to `path` as `file_to_write` does."""
+    with file_to_write(path, private=private) as file:
+        file.write(text)
+
+
+@contextmanager
+def file_to_write(path: Path, *, private: bool) -> Generator[TextIO]:
+    """Write `path` in the block, whole or not at all, also through a crash. A `private` file is readable by its owner
     only, under any umask. An existing file is replaced. Raises InvalidRequest.
     """
     target = path.resolve()  # a symbolic link stays, and its target is replaced
     fresh = target.with_name(f".{target.name}.{os.urandom(8).hex()}.new")
     try:
-        _write(fresh, text, _PRIVATE if private else _OPEN)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE if private else _OPEN)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte
+            if private:
+                fresh.chmod(_PRIVATE)  # the umask may have removed the rights of the owner
+            yield file
+            file.flush()
+            os.fsync(descriptor)
         fresh.replace(target)
         _sync_folder(target.parent)
     except OSError as error:
@@ -296,16 +309,6 @@ def write_file(path: Path, text: str, *, private: bool) -> None:
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
-
-
-def _write(path: Path, text: str, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - the mode holds from the first byte
-        if mode == _PRIVATE:
-            path.chmod(mode)  # the umask may have removed the rights of the owner
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:

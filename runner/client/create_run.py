@@ -47,7 +47,7 @@ from plait.runner.reuse.earlier_answers import (
 )
 from plait.runner.state.budget import BUDGET, budget_setting, new_budget
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import PARK, SETTINGS_FORMAT, read_settings
+from plait.runner.state.stored_run import PARK, ROWS_FILE, SETTINGS_FORMAT, read_settings
 from plait.safe_text import clean_text
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ RESERVED_SETTINGS = (
     PARK,
     "policy",
     "reuse",
+    ROWS_FILE,
     "slots",
     "ticket",
 )
@@ -139,6 +140,8 @@ def new_run(
     reuse, known = _reuse(dag, like, fresh, keep_answers)
     dag = prepared(dag, config)
     names = backend_names(dag, config)
+    if dag.rows_file is not None and config.store is None:
+        raise StoreRequired("a run that reads its rows as it goes keeps its results in a store only; give it a store")
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
     kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
     kept |= {**budget_setting(config.budget, unpriced=config.unpriced), **notify_setting(config.notify)}
@@ -196,6 +199,8 @@ def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInpu
     kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT, "inputs": dag.inputs}
     if dag.growth is not None:
         kept["growth"] = asdict(dag.growth)
+    if dag.rows_file is not None:
+        kept[ROWS_FILE] = asdict(dag.rows_file)
     return events.RunCreated(at, run_id, dag.name, to_json(kept), dag.rows)
 
 

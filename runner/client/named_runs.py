@@ -9,7 +9,7 @@ from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED, read_settings
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED, listed_tasks, read_settings
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 
@@ -100,5 +100,5 @@ async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
     """Return the task of the run with the id `task_id`."""
     for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
         return task
-    hint = nearest(task_id, [task.task_id for task in await store.list_tasks(run.run_id)])
+    hint = nearest(task_id, [task.task_id for task in await listed_tasks(store, run)])
     raise TaskNotFound(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")

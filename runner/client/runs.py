@@ -25,7 +25,7 @@ import anyio.to_thread
 from plait import events
 from plait.backends.backend_protocol import Reply
 from plait.clock_and_ids import iso
-from plait.errors import PlaitError, RunNotFound, RunOwned, StoreError, StoreRequired
+from plait.errors import InvalidRequest, PlaitError, RunNotFound, RunOwned, StoreError, StoreRequired
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
@@ -79,7 +79,9 @@ from plait.runner.state.stored_run import (
     asks_for_cancel,
     cancel_note,
     decode_dag,
+    pages_of_tasks,
     read_settings,
+    rows_file_of,
     stored_record,
     stored_run,
 )
@@ -413,13 +415,36 @@ class Runs:
     @_with_open_store
     async def export(self, run_id: str, tasks: str = "*") -> Sequence[dict[str, Any]]:
         """Return a row for each task whose id matches the pattern `tasks`, as `plait export` writes it, in the order of
-        the plan; the parts of a `for_each` stand in the place of their whole. Raises RunNotFound.
+        the plan; the parts of a `for_each` stand in the place of their whole. Raises RunNotFound, and InvalidRequest
+        for a run that reads its rows as it goes: see `export_pages`.
         """
         from plait.runner.views.result_rows import result_rows  # noqa: PLC0415 - see above
 
+        _, record = await stored_record(self._store, run_id)
+        if rows_file_of(record) is not None:
+            raise InvalidRequest(
+                f"run {run_id} has too many rows to be held at once; write a file with `plait export`, or use "
+                "`runs.export_pages`"
+            )
         run = await self.get(run_id)
         chosen = [task for task in run.tasks.values() if fnmatchcase(task.task_id, tasks)]
         return await anyio.to_thread.run_sync(result_rows, chosen)
+
+    async def export_pages(self, run_id: str, tasks: str = "*") -> AsyncGenerator[Sequence[dict[str, Any]]]:
+        """Yield the rows of `export`, some thousands at a time for a run that reads its rows as it goes: row by row, as
+        in its file. Raises RunNotFound.
+        """
+        from plait.runner.views.read_views import task_view  # noqa: PLC0415 - see above
+        from plait.runner.views.result_rows import export_rows  # noqa: PLC0415
+
+        async with self.options.own_store.opened():
+            _, record = await stored_record(self._store, run_id)
+            if (file := rows_file_of(record)) is None:
+                yield await self.export(run_id, tasks)
+                return
+            async for page in pages_of_tasks(self._store, record, file):
+                chosen = [task_view(task) for task in page if fnmatchcase(task.task_id, tasks)]
+                yield await anyio.to_thread.run_sync(export_rows, chosen)
 
     @_with_open_store
     async def delete(

@@ -14,7 +14,7 @@ from plait.runner.domain.wait_reasons import stored_limits
 from plait.runner.engine.inbox import wake
 from plait.runner.engine.lease import owner_is_gone
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.state.stored_run import StoredPolicy, read_settings, stored_record, stored_run
+from plait.runner.state.stored_run import StoredPolicy, listed_tasks, read_settings, stored_record, stored_run
 from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 
 
@@ -77,6 +77,6 @@ async def _require_backend(store: Store, record: RunRecord, name: str | None) ->
     limits = stored_limits(settings)
     answer_keys: Mapping[str, object] = settings.get("answer_keys") or {}  # "" is the default backend
     known = {limits.default, *limits.backends, *filter(None, answer_keys)}
-    known |= {one.backend for one in await store.list_tasks(record.run_id) if one.backend is not None}
+    known |= {one.backend for one in await listed_tasks(store, record) if one.backend is not None}
     if name not in known:
         raise InvalidRequest(f"run {record.run_id} has no backend {name!r}{nearest(name, known)}")

@@ -14,11 +14,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from plait.errors import DAGError, Problem
 from plait.events import NewTask
 from plait.json_form import JsonInput
+from plait.runner.domain.row_window import RowsFile
 from plait.runner.domain.run_result import html_table
 from plait.runner.domain.task_checks import (
     Checks,
@@ -39,6 +40,7 @@ class DAG:
 
     - `inputs`: JSON values for every prompt, by name.
     - `growth`: limits on the tasks added during a run; the limits of the runner apply too.
+    - `rows_file`: the file of which a run reads further tasks, like those of its first row, which come first.
     - `gathered`: only for stored graphs, whose tasks were checked one by one before they were stored: the ids of the
       parts of each expanded `for_each` task.
 
@@ -52,10 +54,12 @@ class DAG:
         name: str = "",
         inputs: Mapping[str, JsonInput] | None = None,
         growth: GrowthLimits | None = None,
+        rows_file: RowsFile | None = None,
         gathered: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.name = name
         self.growth = growth
+        self.rows_file = rows_file
         self.inputs: Mapping[str, JsonInput] = dict(inputs or {})
         self.tasks: list[Task] = []
         self._position: dict[str, int] = {}
@@ -118,6 +122,7 @@ class DAG:
         """Return a copy of the graph, for `extend`."""
         same = DAG.__new__(DAG)
         same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
+        same.rows_file = self.rows_file
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents = self.dependents.copy()
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
@@ -240,6 +245,16 @@ class DAG:
             self._inherited.pop(self._position.popitem()[0], None)
         del self.tasks[start:], self.dependencies[start:], self.dependents[start:]
 
+    def free(self, positions: Sequence[int]) -> None:
+        """Forget the tasks at `positions`, which have ended and on which no other task depends. Their places remain."""
+        for position in positions:
+            del self._position[self.tasks[position].id]
+            self._inherited.pop(self.tasks[position].id, None)
+            self.tasks[position] = FREED
+            self.dependencies[position] = self.dependents[position] = ()
+            for earlier in self._named.pop(position, ()):
+                self._named_by.pop(earlier, None)
+
     @property
     def order(self) -> list[int]:
         """All positions in topological order."""
@@ -251,7 +266,7 @@ class DAG:
     def finals(self) -> list[Task]:
         """The tasks without dependents, except tasks that add tasks: the added tasks are the result."""
         pairs = zip(self.tasks, self.dependents, strict=True)
-        return [task for task, after in pairs if not after and not task.adds_tasks]
+        return [task for task, after in pairs if not after and not task.adds_tasks and task is not FREED]
 
     def __len__(self) -> int:
         return len(self.tasks)
@@ -401,6 +416,8 @@ def _topological(dependencies: Sequence[Sequence[int]], dependents: Sequence[Seq
     return order
 
 
+FREED: Final = Task("", "freed")
+"""In the place of a task that has left memory: see `DAG.free`."""
 _PART = re.compile(r"(.+)\.(\d+)")
 _T = TypeVar("_T")
 

@@ -104,6 +104,10 @@ class RunResult:
     """The sum over all attempts, failed attempts and earlier processes included, without turns of `continue_task`."""
     due_at: str | None = None
     """When a parked run can go on, UTC in ISO 8601; None for every other run."""
+    left_out: Mapping[TaskStatus, int] = field(default_factory=dict[TaskStatus, int])
+    """The number of tasks by status that are in the store alone, and not in `tasks`: most rows of a file that was read
+    as the run went.
+    """
     text: Mapping[str, str] = field(init=False)
     """The text of every completed task, by id."""
 

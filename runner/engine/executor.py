@@ -60,6 +60,7 @@ from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, deadlines, finish_run
 from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter, pause_without_credit
+from plait.runner.engine.row_reader import RowReader
 from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.state.budget import Budget
@@ -134,6 +135,7 @@ class Executor:
         """The calls under way in a run with races, by position."""
         self._judging: dict[int, anyio.Event] = {}
         """The attempts that wait for a slot of their judge's backend, by position."""
+        self._rows = None if (file := run.state.dag.rows_file) is None else RowReader(run, file, self._at_most_once)
         run.scheduler.rates.size_of = self._attempt_runner.size
         run.scheduler.rates.timer = self._start_timer
 
@@ -143,6 +145,8 @@ class Executor:
             await self._execute()
         finally:
             self._closed = True  # an answer is refused from now on
+            if self._rows is not None:
+                self._rows.close()
             if self._folders is not None:
                 self._folders.close()
             self._scheduler.rates.leave()
@@ -370,6 +374,8 @@ class Executor:
         to `new_events`. Set the tasks aside that need no call.
         """
         attempts: list[Attempt] = []
+        if self._rows is not None and self.ended_by is None:
+            new_events += self._rows.read()
         self._take_slotless(new_events)
         if (budget := self._run.budget) is not None:
             self._release_held(budget)

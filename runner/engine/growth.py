@@ -78,6 +78,8 @@ def add(
     Raises DAGError and adds nothing if any task is invalid. The error lists every problem, beginning with
     `mistakes`, the problems already found.
     """
+    if run.state.dag.rows_file is not None:
+        raise DAGError([*mistakes, Problem("a run that reads its rows as it goes adds no other tasks", None, "tasks")])
     too_many = _limit_problems(run, tasks, added_by)
     problems = [*mistakes, *too_many, *_cancelled_problems(run, tasks), *_unknown_backends(run, tasks)]
     problems += _parts_problems(run, tasks, added_by)
@@ -100,6 +102,15 @@ def add(
     run.task_backends += names
     if gathered_by is not None:
         run.state.expand(gathered_by)
+    run.scheduler.extend(run.task_backends[start:], run.state.statuses)
+    return added
+
+
+def add_rows(run: LiveRun, tasks: Sequence[Task]) -> events.TasksAdded:
+    """Add the `tasks` of further rows, which are like those of the first row, and return the event."""
+    start = len(run.state.dag)
+    added = run.state.add_tasks(tasks, None, run.stamp())
+    run.task_backends += _backends_of(run, tasks)
     run.scheduler.extend(run.task_backends[start:], run.state.statuses)
     return added
 

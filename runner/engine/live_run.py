@@ -250,6 +250,8 @@ class LiveRun:
     """The answers of earlier runs that this run may take over."""
     budget: Budget | None = None
     """The money of the run; None without a limit."""
+    rows_error: str | None = None
+    """Why no further rows of the run's file are read."""
     tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
     """What a person has changed in the run."""
     notify: Sequence[NotifyTarget | None] = ()

@@ -476,6 +476,8 @@ def finish_run(
         last = events.RunInterrupted(at, run.run_id)
     elif TaskStatus.WAITING_INPUT in state.statuses:
         last = events.RunWaitingInput(at, run.run_id, due_at=min(deadlines(state), default=None))
+    elif run.rows_error is not None:
+        last = events.RunFailed(at, run.run_id, run.rows_error)
     else:
         last = _exhausted_event(run.run_id, state, at)
     return [*new_events, last]
@@ -493,7 +495,8 @@ def _exhausted_event(run_id: str, state: RunState, at: str) -> events.RunEnded:
         return events.RunCompleted(at, run_id)
     blocked = sum(status not in TASK_DONE for status in state.statuses)
     names = ", ".join(result.id for result in failed[:5])
-    error = f"{len(failed)} failed ({names}{', ...' if len(failed) > 5 else ''})"
+    count = state.counts[TaskStatus.FAILED]  # some may have left memory
+    error = f"{count} failed ({names}{', ...' if count > 5 else ''})"
     error += f", {blocked} blocked" if blocked else ""
     return events.RunFailed(at, run_id, f"{error}; {failed[0].id}: {failed[0].error}")
 

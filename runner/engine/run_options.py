@@ -529,7 +529,7 @@ def prepared(dag: DAG, options: RunOptions) -> DAG:
     fill = argument_filler(options, dag.inputs, dag)
     tasks = [fill(task, dag.backend_of(task)) for task in dag]
     if not all(map(operator.is_, tasks, dag)):
-        dag = DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth)
+        dag = DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth, rows_file=dag.rows_file)
     return with_digests(dag) if any(task.files for task in dag) else dag
 
 

@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import workspace
 from plait.runner.domain.spare_backends import mistakes_of_spares, spares_of
 from plait.runner.domain.task_checks import missing_fields
-from plait.runner.plan.plan_inputs import SuppliedValues, input_values, no_input
+from plait.runner.plan.plan_inputs import FirstRows, SuppliedValues, input_values, no_input
 from plait.runner.plan.plan_mistakes import describe, explain, in_folder
 from plait.runner.plan.plan_models import (
     GIVEN_BY,
+    MAX_MADE,
     FollowUpPart,
     LoopPart,
     PlanPart,
@@ -202,7 +204,8 @@ def _build(
     _check_notify(part, source)
     if with_functions:
         _look_up_functions(part, path if path.is_dir() else path.parent, source)
-    values = input_values(part.inputs, supplied, source) if part.inputs or supplied.overrides else {}
+    supplied = replace(supplied, pilot=limit, checks_all=with_functions)
+    values = input_values(part.inputs, supplied, source, _most_rows(part)) if part.inputs or supplied.overrides else {}
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
     functions = {} if names_default else _parameters(part.backends, path if path.is_dir() else path.parent)
     dag, policy = _work(part, values, name, supplied.folder, source, limit=limit, functions=functions)
@@ -224,9 +227,17 @@ def _build(
         policy=policy,
         hosts=part.hosts,
         lengths={
-            name: len(value) for name, value in values.items() if isinstance(value, list) and dag.inputs[name] != value
+            name: value.lines if isinstance(value, FirstRows) else len(value)
+            for name, value in values.items()
+            if isinstance(value, FirstRows) or (isinstance(value, list) and dag.inputs[name] != value)
         },
     )
+
+
+def _most_rows(part: PlanPart) -> dict[str, int]:
+    """Return the most rows of each input for which tasks are made before the run, if they are read from a file."""
+    over = Counter(task.for_each for task in part.tasks)
+    return {name: MAX_MADE // over[name] for name in part.inputs if over[name]}
 
 
 def _work(
@@ -561,7 +572,7 @@ class CalledPlans:
                 source.complain(at, f"input {name!r} of {call.plan} has no default; give it under `with`")
                 values[name] = None
         others = {name: declared for name, declared in part.inputs.items() if name not in values}
-        values |= input_values(others, SuppliedValues(shown.parent, {}), inner)
+        values |= input_values(others, SuppliedValues(shown.parent, {}), inner, {})
         return self._checked(
             part, values, inner, shown.parent, (*files, shown.resolve()), call=call, caller=source, loop_at=at[:-1]
         )

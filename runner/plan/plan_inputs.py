@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import glob
+import hashlib
 import json
+import os
 import re
 import shlex
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -22,8 +24,9 @@ from typing import Any, TypeAlias, cast
 
 from plait.errors import PlanError, PlanProblem, PromptError, nearest
 from plait.json_form import JsonValue, value
+from plait.runner.domain.row_window import ROWS_AT_ONCE, RowsFile
 from plait.runner.plan.plan_mistakes import describe, in_folder
-from plait.runner.plan.plan_models import MAX_MADE, FilesInput, RequiredInput, RowsInput
+from plait.runner.plan.plan_models import FilesInput, RequiredInput, RowsInput
 from plait.runner.plan.plan_positions import (
     MAX_DEPTH,
     Source,
@@ -56,14 +59,34 @@ class SuppliedValues:
     """Replacement values by input name."""
     stored: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     """The input values of an existing run."""
+    pilot: int | None = None
+    """The number of elements to which each list of a pilot keeps."""
+    checks_all: bool = False
+    """Whether all rows of a file are checked that a run reads as it goes."""
 
 
-def input_values(declared: Mapping[str, Any], supplied: SuppliedValues, source: Source) -> dict[str, JsonValue]:
-    """Return the value of each declared input. Problems are added to `source.problems`, and the value is then None."""
+class FirstRows(list[JsonValue]):
+    """The first rows of a `file` of which a run reads the others as it goes. `lines` are those of the file."""
+
+    def __init__(self, rows: Iterable[JsonValue], file: RowsFile, lines: int) -> None:
+        super().__init__(rows)
+        self.file = file
+        self.lines = lines
+
+
+def input_values(
+    declared: Mapping[str, Any], supplied: SuppliedValues, source: Source, most: Mapping[str, int]
+) -> dict[str, JsonValue]:
+    """Return the value of each declared input: FirstRows for more rows than `most` has for the input. Problems are
+    added to `source.problems`, and the value is then None.
+    """
     values: dict[str, JsonValue] = {}
     for name, default in declared.items():
         try:
-            values[name] = supplied.stored[name] if name in supplied.stored else _value(name, default, supplied)
+            if name in supplied.stored:
+                values[name] = supplied.stored[name]
+            else:
+                values[name] = _value(name, default, supplied, most.get(name))
         except PlanError as error:
             values[name] = None
             source.problems += error.problems
@@ -88,7 +111,7 @@ def _where(name: str, supplied: SuppliedValues) -> str:
     return f"--set {name}" if name in supplied.overrides else spell(("inputs", name))
 
 
-def _value(name: str, default: Any, supplied: SuppliedValues) -> JsonValue:
+def _value(name: str, default: Any, supplied: SuppliedValues, most: int | None) -> JsonValue:
     override = supplied.overrides.get(name)
     if isinstance(default, FilesInput):
         # Paths in the file are relative to the file; typed paths are relative to the current folder.
@@ -97,7 +120,7 @@ def _value(name: str, default: Any, supplied: SuppliedValues) -> JsonValue:
         return _read_files(default, supplied.folder, default.files)
     if isinstance(default, RowsInput):
         base, file = (supplied.folder, default.rows) if override is None else (Path(), _typed_path(override))
-        return read_rows(base, file, default.max_rows, _where(name, supplied))
+        return read_rows(base, file, default.max_rows, _where(name, supplied), most, supplied)
     if isinstance(default, RequiredInput):
         if override is None:
             raise ValueError(f"this input has no default; give it with --set {name}=VALUE")
@@ -208,49 +231,82 @@ _SPECIAL = {
 }
 
 
-def read_rows(folder: Path, name: str, max_rows: int, where: str) -> list[JsonValue]:
+def read_rows(
+    folder: Path, name: str, max_rows: int, where: str, most: int | None, supplied: SuppliedValues
+) -> list[JsonValue]:
     """Return the rows of the file `name`, relative to `folder`. `where` is the path of the input in the plan.
 
+    Of a file with more rows than `most`, or a large one that may have more, return FirstRows, unless `most` is None.
     Raises PlanError for mistakes in lines, ValueError for a mistake of the whole file.
     """
     path = folder / name
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
+    suffix = path.suffix.lower()
+    if suffix not in _READERS:
         ends = ", ".join(_READERS)
         raise ValueError(f"the name of a file of rows must end with {ends}, and {name!r} does not; convert the file")
+    data = _contents(path, folder, name)
+    is_long = most is not None and len(data) <= MAX_BYTES and _lines_in(data, suffix) > most
+    if len(data) <= MAX_BYTES and not is_long:
+        lines = (match[0] for match in _LINE.finditer(_decoded(data, path, where)))
+        entries = _entries(lines, suffix)
+        rows = _checked(entries, path, where, max_rows if most is None else min(max_rows, most))
+        if not rows:
+            raise ValueError(f"{name!r} holds no rows")
+        if len(rows) <= max_rows and (most is None or len(rows) <= most):
+            return rows
+        if len(rows) > max_rows:
+            raise ValueError(_too_many(name, len(rows) + sum(1 for _ in entries), max_rows))
+    if most is None or (max_rows <= most and len(data) > MAX_BYTES):
+        raise ValueError(
+            f"{name!r} has more than {MAX_BYTES >> 20} MiB; split the file, or remove fields that no prompt uses"
+        )
+    if suffix == ".json":
+        limit = f"{MAX_BYTES >> 20} MiB" if len(data) > MAX_BYTES else f"{most:,} rows"
+        raise ValueError(f"{name!r} has more than {limit}, and a list is read as a whole; write a .jsonl file")
+    del data
+    return _first_rows(path, name, max_rows, where, supplied)
+
+
+def _first_rows(path: Path, name: str, max_rows: int, where: str, supplied: SuppliedValues) -> list[JsonValue]:
+    """Return the first rows of a file that is read as the run goes. All of its lines are counted."""
+    file, lines = file_of(path)
+    # Lines may be blank, and a row may have several lines.
+    if lines > max_rows and (count := sum(1 for _ in row_entries(path))) > max_rows:
+        raise ValueError(_too_many(name, count, max_rows))
+    if supplied.checks_all:
+        _checked(row_entries(path), path, where, None)
+    first = max(ROWS_AT_ONCE, supplied.pilot or 0)
+    rows = _checked(islice(row_entries(path), first), path, where, first)
+    return FirstRows(rows, file, lines)
+
+
+def _checked(entries: Rows, path: Path, where: str, most: int | None) -> list[JsonValue]:
+    """Return the usable rows, up to one more than `most`; none, with None. Raises PlanError for mistakes in lines."""
     rows: list[JsonValue] = []
     problems: list[PlanProblem] = []
-    entries = read(_text(path, folder, name, where))
     for entry in entries:
         if isinstance(entry, PlanProblem):
             problems.append(entry)
-        elif message := _unusable(entry[1]):
-            problems.append(PlanProblem(message, line=entry[0]))
-        else:
+        elif most is not None:
             rows.append(entry[1])
-        if len(problems) == MOST_MISTAKES or len(rows) > max_rows:
+        if len(problems) == MOST_MISTAKES or (most is not None and len(rows) > most):
             break
     if len(problems) == MOST_MISTAKES:
         problems.append(replace(problems[-1], message=f"{MOST_MISTAKES} mistakes so far; the rest was not read"))
     if problems:
         raise PlanError(replace(problem, where=where, file=str(path)) for problem in problems)
-    if not rows:
-        raise ValueError(f"{name!r} holds no rows")
-    if len(rows) > max_rows:
-        raise ValueError(_too_many(name, len(rows) + sum(1 for _ in islice(entries, MAX_MADE - max_rows)), max_rows))
     return rows
 
 
 def _too_many(name: str, count: int, max_rows: int) -> str:
-    if count > MAX_MADE:
-        return f"{name!r} has more than {MAX_MADE:,} rows, and a plan may make no more tasks than that; split the file"
     return (
         f"{name!r} has {count:,} rows, but max_rows is {max_rows:,}; each row makes a task, and each task "
         "costs: raise max_rows, or name a file with fewer rows"
     )
 
 
-def _text(path: Path, folder: Path, name: str, where: str) -> str:
+def _contents(path: Path, folder: Path, name: str) -> bytes:
+    """Return the contents of the file, up to one byte more than MAX_BYTES."""
     if "\0" in name:
         raise ValueError("a file name cannot hold U+0000")
     try:
@@ -258,19 +314,64 @@ def _text(path: Path, folder: Path, name: str, where: str) -> str:
         if what := _SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):
             raise ValueError(f"{name!r} is {what}, not a regular file; write the rows to a regular file")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ValueError(f"cannot read {in_folder(name, folder)}: {error.strerror}; check the path") from error
-    if len(data) > MAX_BYTES:
-        raise ValueError(
-            f"{name!r} has more than {MAX_BYTES >> 20} MiB; split the file, or remove fields that no prompt uses"
-        )
+
+
+def _decoded(data: bytes, path: Path, where: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n") + 1
-        problem = PlanProblem("this is not UTF-8; save the file as UTF-8", where, line, None, str(path))
-        raise PlanError([problem]) from error
+        raise PlanError([PlanProblem(_NOT_UTF_8, where, line, None, str(path))]) from error
+
+
+def _lines_in(data: bytes, suffix: str) -> int:
+    """Return the number of lines below the header; 0 if a row may have several."""
+    if suffix not in _OF_LINES and b'"' in data:
+        return 0
+    return (data.count(b"\n") or data.count(b"\r")) - (suffix not in _OF_LINES)
+
+
+def file_of(path: Path) -> tuple[RowsFile, int]:
+    """Return the file of rows as it is now, and the number of its lines below the header. Raises OSError."""
+    digest, lines, returns, end = hashlib.sha256(), 0, 0, b"\n"
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+            lines += data.count(b"\n")
+            returns += data.count(b"\r")
+            end = data[-1:]
+        about = os.fstat(file.fileno())
+    lines = (lines or returns) + (end not in {b"\n", b"\r"}) - (path.suffix.lower() not in _OF_LINES)
+    return RowsFile(str(path.absolute()), digest.hexdigest(), about.st_size, about.st_mtime_ns), lines
+
+
+def has_changed(file: RowsFile) -> bool:
+    """Return whether the rows are others by now. Raises OSError."""
+    about = Path(file.path).stat()
+    if (about.st_size, about.st_mtime_ns) == (file.size, file.mtime_ns):
+        return False
+    return about.st_size != file.size or file_of(Path(file.path))[0].sha256 != file.sha256
+
+
+def row_entries(path: Path, skip: int = 0) -> Generator[tuple[int, JsonValue] | PlanProblem]:
+    """Yield the rows of a file, but for the first `skip`, and the mistakes in others, without holding them all.
+    Raises OSError.
+    """
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            yield from _entries(file, path.suffix.lower(), skip)
+        except UnicodeDecodeError:
+            yield PlanProblem(_NOT_UTF_8)
+
+
+def _entries(lines: Iterable[str], suffix: str, skip: int = 0) -> Rows:
+    """Yield the rows but for the first `skip`, each with the number of its line, and the mistakes."""
+    for entry in _READERS[suffix](lines, skip):
+        message = None if isinstance(entry, PlanProblem) else _unusable(entry[1])
+        yield entry if message is None or isinstance(entry, PlanProblem) else PlanProblem(message, line=entry[0])
 
 
 def _unusable(row: JsonValue) -> str | None:
@@ -287,12 +388,15 @@ def _unusable(row: JsonValue) -> str | None:
     return f"{spell(path)}: {message}" if path else message
 
 
-def _json_lines(text: str) -> Rows:
+def _json_lines(lines: Iterable[str], skip: int) -> Rows:
     decoder = _Decoder()
-    for number, match in enumerate(_LINE.finditer(text), 1):
-        line = match[0].rstrip("\r\n")
+    for number, each in enumerate(lines, 1):
+        line = each.rstrip("\r\n")
         start = _after_blanks(line, 0)
         if start == len(line):
+            continue
+        if skip:
+            skip -= 1
             continue
         value, end = _json_at(decoder, line, start, number)
         if end is not None and (rest := _after_blanks(line, end)) < len(line):
@@ -302,8 +406,8 @@ def _json_lines(text: str) -> Rows:
             yield value
 
 
-def _json_list(text: str) -> Rows:
-    text = text.replace("\r\n", "\n").replace("\r", "\n")  # no JSON value can contain CR
+def _json_list(lines: Iterable[str], _skip: int) -> Rows:
+    text = "".join(lines).replace("\r\n", "\n").replace("\r", "\n")  # no JSON value can contain CR
     start = _after_blanks(text, 0)
     if start == len(text):
         return
@@ -380,9 +484,9 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
 _TOO_DEEP = f"this is nested deeper than {MAX_DEPTH} levels"
 
 
-def _table(text: str, delimiter: str) -> Rows:
+def _table(lines: Iterable[str], skip: int, *, delimiter: str) -> Rows:
     # Strict: an unclosed quote would otherwise merge all following rows into a single field.
-    reader = csv.reader((match[0] for match in _LINE.finditer(text)), delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] = []
     line = 1
     try:
@@ -398,6 +502,8 @@ def _table(text: str, delimiter: str) -> Rows:
             elif len(fields) != len(header):
                 count = f"{len(fields)} field{'s' if len(fields) != 1 else ''}, and the header {len(header)}"
                 yield PlanProblem(f"this row has {count}; put a field that contains a separator in quotes", line=line)
+            elif skip:
+                skip -= 1
             else:
                 yield line, dict(zip(header, fields, strict=True))
             line = reader.line_num + 1
@@ -431,7 +537,10 @@ def _broken(error: csv.Error, first: int, last: int) -> PlanProblem:
     return PlanProblem(f"{error}; write a quote inside a quoted field twice", line=last)
 
 
-_READERS: dict[str, Callable[[str], Rows]] = {
+_OF_LINES = frozenset({".jsonl", ".ndjson"})
+"""The ends of the names of files with a row in each line."""
+_NOT_UTF_8 = "this is not UTF-8; save the file as UTF-8"
+_READERS: dict[str, Callable[[Iterable[str], int], Rows]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json_list,

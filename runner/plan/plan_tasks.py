@@ -27,7 +27,7 @@ from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.domain.task_checks import MOST_HINTS, NOUNS, is_not_upstream, line_of, uses_itself
 from plait.runner.domain.votes import with_samples
-from plait.runner.plan.plan_inputs import PlanFiles
+from plait.runner.plan.plan_inputs import FirstRows, PlanFiles
 from plait.runner.plan.plan_mistakes import describe, findings
 from plait.runner.plan.plan_models import (
     MAX_MADE,
@@ -106,8 +106,13 @@ class PlanTasks:
         if tasks is None:
             return None
         known = {name: items for name, items in self._items.items() if name in self.inputs}
+        inputs, rows_file = {**self.inputs, **known}, None
+        for over, items in known.items():
+            if isinstance(items, FirstRows):
+                del inputs[over]
+                rows_file = replace(items.file, width=len(self._parts))
         try:
-            return DAG(tasks, name=name, inputs={**self.inputs, **known}, growth=growth)
+            return DAG(tasks, name=name, inputs=inputs, growth=growth, rows_file=rows_file)
         except DAGError as error:
             for problem in error.problems:
                 self._report(problem)
@@ -122,6 +127,9 @@ class PlanTasks:
             parts[index] = self._with_prompt(index, self._checked_for_each(index, part))
             check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
             self._check_role(index, part)
+        over = next((name for name, items in self._items.items() if isinstance(items, FirstRows)), None)
+        if over is not None and not self._can_be_read(parts, over):
+            return None
         families = Families(parts, self._items)
         if not self._fits(*families.size()):
             return None
@@ -145,7 +153,42 @@ class PlanTasks:
                     tasks.append(each)
                     is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
                     self._origins.append((index, member.first and is_first))
+        if over is not None:  # row by row
+            count = len(self._items[over])
+            places = [place for first in range(count) for place in range(first, len(tasks), count)]
+            tasks, self._origins = [tasks[place] for place in places], [self._origins[place] for place in places]
         return tasks
+
+    def _can_be_read(self, parts: Sequence[TaskPart], over: str) -> bool:
+        """Return whether the tasks of the input `over` can be made as the run goes, from a file that is not read as a
+        whole.
+        """
+        problems = [*self._problems_of_rows(parts, over)]
+        for path, message in problems:
+            self._complain(path, f"input {over!r} has so many rows that they are read as the run goes: {message}")
+        return not problems
+
+    def _problems_of_rows(self, parts: Sequence[TaskPart], over: str) -> Iterator[tuple[Where, str]]:
+        if self._plan.follow_ups:
+            yield ("follow_ups",), "leave 'follow_ups' out"
+        for index, part in enumerate(parts):
+            path: Where = ("tasks", index)
+            if part.for_each != over:
+                yield path, f"every task goes over {over!r}, and none gathers all results; use `plait export` instead"
+                continue
+            for key in ("plan", "loop", "race", "files"):
+                if getattr(part, key):
+                    yield (*path, key), f"leave {key!r} out"
+            if part.join != "all":
+                yield (*path, "join"), "leave 'join' out"
+            if part.repeat != 1:
+                yield (*path, "repeat"), "leave 'repeat' out"
+            if part.output == "tasks":
+                yield (*path, "output"), "no task adds others"
+            if part.cache if part.cache is not None else self._defaults.cache:
+                yield (*path, "cache") if part.cache else ("defaults", "cache"), "leave 'cache' out"
+            if {over, "inputs"} & parse_names(part.prompt)[0].names:
+                yield (*path, "prompt"), f"the prompt names the whole list; name {{{{ item }}}} instead of {over!r}"
 
     def _found_files(self, index: int, part: TaskPart, member: Member) -> tuple[TaskFile, ...]:
         files: dict[TaskFile, None] = {}

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypeAlias
 
+import anyio.to_thread
+
 from plait import events
 from plait.backends.backend_protocol import DetachedBackend, PlacedBackend
 from plait.clock_and_ids import iso, parse_time
@@ -33,6 +35,7 @@ from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.policy import Policy
+from plait.runner.domain.row_window import RowsFile
 from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.lease import (
@@ -93,6 +96,20 @@ from plait.usage import NO_USAGE
 
 _MOST_CLAIMS = 10
 """How often a resume claims a run that other processes claim at the same time."""
+
+
+def require_unchanged(file: RowsFile) -> None:
+    """Raise RunNotResumable if the rows of the run are not those that they were when the run was made."""
+    from plait.runner.plan.plan_inputs import has_changed  # noqa: PLC0415 - pydantic, for such runs only
+
+    try:
+        why = "has changed since the run was made" if has_changed(file) else None
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    if why is not None:
+        raise RunNotResumable(f"the run reads its rows from {file.path}, which {why}; put the file back")
+
+
 OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
 """Called with the hosts that cannot be reached, and the ids of the tasks that may be under way on each."""
 
@@ -246,6 +263,8 @@ async def _resume_once(live: LiveRun, how: ResumeOptions, read: StoredRun | None
             if how.answers:
                 require_unfailed(run)
             return ended_result(run)
+        if (file := run.state.dag.rows_file) is not None:
+            await anyio.to_thread.run_sync(require_unchanged, file)
         run = with_prompts(run, how.prompts)
         if not await wait_for_expiry(config, run, live):
             return run.state.result(run_id, RunStatus.INTERRUPTED)

@@ -176,6 +176,16 @@ class Scheduler:
         for position in self._joins.enter(start, statuses):
             self._push(position)
 
+    @property
+    def eligible(self) -> int:
+        """The number of tasks that wait for nothing but a slot."""
+        return sum(len(queue.heap) for queue in self._queues.values())
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that may run at once."""
+        return self._slots.concurrency
+
     def is_undecided(self, position: int) -> bool:
         """Return whether the condition of the task, if any, has still to be decided."""
         return self._dag.tasks[position].when is not None and position not in self._admitted

@@ -38,7 +38,7 @@ from plait.json_form import JsonInput, JsonValue
 from plait.persistence.store_records import AttemptRecord, TaskRecord
 from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, answers_of, asking_of, encode_answers
 from plait.runner.domain.continuation import Continuation, History, is_refusal
-from plait.runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG, FREED
 from plait.runner.domain.prompt_values import (
     argument_values,
     check_key,
@@ -72,11 +72,17 @@ class RunState:
     and type checkers refuse writes.
 
     `usage` is the cost of a stored run so far. With `keeps_all` every conversation stays in memory, because the run has
-    no store.
+    no store. `unloaded` is the number of further tasks by status that the run has in the store.
     """
 
     def __init__(
-        self, dag: DAG, records: tuple[TaskRecord, ...] = (), *, usage: Usage = NO_USAGE, keeps_all: bool = False
+        self,
+        dag: DAG,
+        records: tuple[TaskRecord, ...] = (),
+        *,
+        usage: Usage = NO_USAGE,
+        keeps_all: bool = False,
+        unloaded: Mapping[TaskStatus, int] | None = None,
     ) -> None:
         self.dag: Final = dag
         self.records: Final = records
@@ -140,6 +146,11 @@ class RunState:
         """Stored conversations that may be freed, longest stored first: the position of the task, and the size."""
         self._stored_size = 0
         """The sum of the sizes in `_stored`."""
+        self.unloaded: Final[Mapping[TaskStatus, int]] = dict(unloaded or {})
+        self._freed: Counter[TaskStatus] = Counter()
+        """The number of tasks by status that have left memory: see `free`."""
+        self._freed_summary = ResumeSummary(self.unloaded.get(TaskStatus.COMPLETED, 0), 0, 0, 0)
+        """What these tasks, and those that were not loaded, add to the summary of a resume."""
         for position, record in enumerate(records):
             self._load(position, record)
 
@@ -214,8 +225,18 @@ class RunState:
 
     def resume_summary(self) -> ResumeSummary:
         """Return the summary of a resume."""
-        reused = sum(result.reused for result in self._results.values())
-        return ResumeSummary(reused, len(self._started), len(self._started & self._repeats), len(self._adopted))
+        gone, reused = self._freed_summary, sum(result.reused for result in self._results.values())
+        return ResumeSummary(
+            reused=gone.reused + reused,
+            ran=gone.ran + len(self._started),
+            repeated=gone.repeated + len(self._started & self._repeats),
+            adopted=gone.adopted + len(self._adopted),
+        )
+
+    @property
+    def counts(self) -> Counter[TaskStatus]:
+        """The number of tasks by status, also of those that are in the store alone."""
+        return Counter(self._statuses) + Counter(self.unloaded)
 
     def is_ours(self, position: int) -> bool:
         """Return whether this process has begun the task or taken over an attempt of the task."""
@@ -320,11 +341,12 @@ class RunState:
         for task in self.dag.tasks:
             if task.output is not None:
                 results[task.id] = replace(results[task.id], read=partial(_as_model, task))
-        return RunResult(run_id, status, results, error, resume_summary=resume_summary, usage=usage)
+        left_out = self._freed + Counter(self.unloaded)
+        return RunResult(run_id, status, results, error, resume_summary=resume_summary, usage=usage, left_out=left_out)
 
     def all_results(self) -> Mapping[str, TaskResult]:
-        """Return the result of every task by id, unfinished tasks included."""
-        return {
+        """Return the result of every task in memory by id, unfinished tasks included."""
+        results = {
             task.id: self._results.get(position)
             or TaskResult(
                 task.id,
@@ -336,6 +358,9 @@ class RunState:
             )
             for position, task in enumerate(self.dag.tasks)
         }
+        if self._freed:
+            del results[FREED.id]
+        return results
 
     # Verbs that move a task to another status.
 
@@ -647,6 +672,30 @@ class RunState:
         """Let the task with `for_each` or `call` wait for the parts of the task that were added last, if any."""
         joined = set(self.dag.dependencies[position])
         self.dag.join(position, [part for part in self._parts.setdefault(position, []) if part not in joined])
+
+    def free(self, positions: Sequence[int]) -> None:
+        """Let tasks leave memory that have ended, are stored, and are needed by no other task. Their statuses stay."""
+        gone = self._freed_summary
+        by_task: tuple[dict[int, Any], ...] = (
+            *(self._results, self._conversations, self._prompts, self._continuations, self._added_by, self._seen),
+            *(self._answers, self._spent, self._continued, self._refusals),
+        )
+        for position in positions:
+            self._freed[self._statuses[position]] += 1
+            gone = replace(
+                gone,
+                reused=gone.reused + self._results[position].reused,
+                ran=gone.ran + (position in self._started),
+                repeated=gone.repeated + (position in self._started and position in self._repeats),
+                adopted=gone.adopted + (position in self._adopted),
+            )
+            self._failures.reset(position)
+            for kept in by_task:
+                kept.pop(position, None)
+        self._freed_summary = gone
+        self._started.difference_update(positions)
+        self._adopted.difference_update(positions)
+        self.dag.free(positions)
 
     def spend(self, position: int, usage: Usage) -> None:
         """Record the cost reported so far by the task's attempt under way. NO_USAGE changes nothing."""

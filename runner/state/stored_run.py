@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -30,6 +32,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
+from plait.runner.domain.row_window import RowsFile
 from plait.runner.domain.run_result import RunResult
 from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus
@@ -41,6 +44,8 @@ POSTED = "posted"
 """The key in the settings of a run that was sent to a server, and runs on the backends of the server."""
 PARK = "park"
 """The key in the settings of a run that parks, and goes on by itself: see `ParallelRunner`."""
+ROWS_FILE = "rows_file"
+"""The key in the settings of a run that reads its rows from a file as it goes."""
 SETTINGS_FORMAT = 100
 """The format of the JSON in a run's settings and in a task's spec. Formats 1 and 2 were used in development."""
 
@@ -188,19 +193,94 @@ async def stored_run(
     """
     if store is None or record is None:
         store, record = await stored_record(store, run_id)
-    tasks = await store.list_tasks(run_id)
+    rows_file = rows_file_of(record)
+    tasks = await (store.list_tasks(run_id) if rows_file is None else _tasks_to_load(store, record, rows_file))
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
     dag = decode_dag(record, tasks, plan)
     usage = record.usage
-    state = RunState(dag, tasks, usage=usage)
+    unloaded = {} if rows_file is None else unlisted(record, tasks)
+    state = RunState(dag, tasks, usage=usage, unloaded=unloaded)
     if damaged := await _with_damaged_talk(store, run_id, state):
         tasks = tuple(replace(task, damaged=True) if task.task_id in damaged else task for task in tasks)
-        state = RunState(dag, tasks, usage=usage)
+        state = RunState(dag, tasks, usage=usage, unloaded=unloaded)
     if (spares := (slots := read_settings(record).get("slots", {})).get("spares")) is not None:
         state.load_moved(await store.list_attempts(run_id), spares, slots["default"])
     reached("resume.read")
     return await with_notes(StoredRun(store, record, tasks, state))
+
+
+def rows_file_of(run: RunRecord) -> RowsFile | None:
+    """Return the file of which the run reads rows as it goes; None for any other run. `run` includes its settings."""
+    stored = read_settings(run).get(ROWS_FILE)
+    return None if stored is None else RowsFile(**stored)
+
+
+def unlisted(run: RunRecord, tasks: Iterable[TaskRecord]) -> dict[TaskStatus, int]:
+    """Return the number of tasks of the run by status without those in `tasks`."""
+    others = Counter(run.counts) - Counter(task.status for task in tasks)
+    return {TaskStatus(status): number for status, number in others.items()}
+
+
+MOST_LISTED = 1_000
+"""Tasks of a run that reads its rows as it goes that a list of tasks shows."""
+TASKS_AT_ONCE = 10_000
+"""Tasks of a run with many rows that are read at once."""
+
+
+async def pages_of_tasks(store: Store, run: RunRecord, file: RowsFile) -> AsyncGenerator[tuple[TaskRecord, ...]]:
+    """Yield all tasks of the run, some whole rows at a time. Raises StoreError."""
+    size, count = TASKS_AT_ONCE // file.width * file.width, sum(run.counts.values())
+    for first in range(0, count, size):
+        yield await store.list_tasks(run.run_id, range(first, first + size))
+
+
+async def listed_tasks(store: Store, run: RunRecord) -> tuple[TaskRecord, ...]:
+    """Return all tasks of the run, or the last ones of a run that reads its rows as it goes. Raises StoreError."""
+    if (file := rows_file_of(run)) is None:
+        return await store.list_tasks(run.run_id)
+    count = sum(run.counts.values())
+    first = max(0, count - MOST_LISTED) // file.width * file.width
+    return await store.list_tasks(run.run_id, range(first, count))
+
+
+async def chosen_tasks(store: Store, run: RunRecord, is_chosen: Callable[[TaskRecord], bool]) -> tuple[TaskRecord, ...]:
+    """Return all tasks of the run, or the first that are chosen of a run that reads its rows as it goes. Raises
+    StoreError.
+    """
+    if (file := rows_file_of(run)) is None:
+        return await store.list_tasks(run.run_id)
+    chosen: list[TaskRecord] = []
+    async with aclosing(pages_of_tasks(store, run, file)) as pages:
+        async for page in pages:
+            chosen += [task for task in page if is_chosen(task)][: MOST_LISTED - len(chosen)]
+            if len(chosen) == MOST_LISTED:
+                break
+    return tuple(chosen)
+
+
+async def tasks_beside(store: Store, run: RunRecord, task: TaskRecord) -> tuple[TaskRecord, ...]:
+    """Return the tasks on which the reason may depend for which `task` waits: those of its row, or all. Raises
+    StoreError.
+    """
+    if (file := rows_file_of(run)) is None:
+        return await store.list_tasks(run.run_id)
+    first = task.position // file.width * file.width
+    return await store.list_tasks(run.run_id, range(first, first + file.width))
+
+
+async def _tasks_to_load(store: Store, run: RunRecord, file: RowsFile) -> tuple[TaskRecord, ...]:
+    """Return the tasks of the first row, after which those of others are made, and of each row that is not done."""
+    found: list[TaskRecord] = []
+    async for page in pages_of_tasks(store, run, file):
+        is_done = [task.status in _COMPLETED_OR_SKIPPED and not task.damaged for task in page]
+        for first in range(0, len(page), file.width):
+            if not (found and all(is_done[first : first + file.width])):
+                found += page[first : first + file.width]
+    return tuple(found)
+
+
+_COMPLETED_OR_SKIPPED = frozenset({TaskStatus.COMPLETED.value, TaskStatus.SKIPPED.value})
 
 
 async def with_notes(run: StoredRun) -> StoredRun:
@@ -260,7 +340,8 @@ def with_prompts(run: StoredRun, prompts: Mapping[str, str]) -> StoredRun:
     if not prompts:
         return run
     tasks = tuple(replace(task, prompt=prompts.get(task.task_id, task.prompt)) for task in run.tasks)
-    state = RunState(decode_dag(run.record, tasks), tasks, usage=run.record.usage)
+    unloaded = run.state.unloaded
+    state = RunState(decode_dag(run.record, tasks), tasks, usage=run.record.usage, unloaded=unloaded)
     return replace(run, tasks=tasks, state=state)
 
 
@@ -425,7 +506,8 @@ def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...], plan: DAG | None =
         growth = GrowthLimits(**settings["growth"]) if "growth" in settings else None
         mine = [decode_task(record) if (same := _same(record, plan)) is None else same for record in tasks]
         inputs = settings.get("inputs", {})
-        return DAG(mine, name=run.name, inputs=inputs, growth=growth, gathered=_parts(mine, tasks))
+        gathered, rows_file = _parts(mine, tasks), rows_file_of(run)
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, rows_file=rows_file, gathered=gathered)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"the stored data of run {run.run_id!r} is damaged ({error}); restore a copy of the store"

@@ -91,7 +91,7 @@ def with_digests(dag: DAG) -> DAG:
         tasks.append(replace(task, files=tuple(files)))
     if problems:
         raise DAGError(problems)
-    return DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth)
+    return DAG(tasks, name=dag.name, inputs=dag.inputs, growth=dag.growth, rows_file=dag.rows_file)
 
 
 def files_of(task: Task) -> list[TaskFile]:

@@ -23,7 +23,7 @@ from plait.persistence.store_records import AttemptRecord, RunRecord, TaskRecord
 from plait.runner.domain.dag import group_of
 from plait.runner.domain.wait_reasons import WaitReason, Waits
 from plait.runner.engine.lease import shown_status
-from plait.runner.state.stored_run import stored_record
+from plait.runner.state.stored_run import listed_tasks, stored_record
 from plait.runner.views.event_sentences import event_sentence, remedy
 from plait.runner.views.read_views import (
     read_tuning,
@@ -158,7 +158,7 @@ class LiveView:
             self.pause = max(QUICKEST_S, self._clock.monotonic() - begun)
 
     async def _all_rows(self, run: RunRecord) -> AsyncGenerator[ViewChange]:
-        records = await self._store.list_tasks(self._run_id)
+        records = await listed_tasks(self._store, run)
         if not self._rows:
             async for change in self._rows_of(records[:_FIRST_ROWS]):
                 yield change

@@ -50,6 +50,7 @@ from plait.runner.state.stored_run import (
     StoredRun,
     decode_dag,
     decode_task,
+    listed_tasks,
     moved_attempts,
     needs_no_work,
     next_tries,
@@ -58,6 +59,7 @@ from plait.runner.state.stored_run import (
     read_settings,
     stored_record,
     stored_run,
+    tasks_beside,
 )
 from plait.runner.views.view_models import (
     ANSWERED,
@@ -104,7 +106,7 @@ async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> Ru
     """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
     _, record = await stored_record(store, run_id)
     throttled = await throttled_backends(store, record, now)
-    records = await store.list_tasks(run_id) if with_tasks else ()
+    records = await listed_tasks(store, record) if with_tasks else ()
     tasks = await task_views(store, record, records, now) if with_tasks else {}
     budget = await budget_view(store, record, records)
     tuned = (await read_tuning(store, record)).in_force
@@ -364,7 +366,7 @@ async def task_detail_of(
 ) -> TaskDetail:
     """Return the task of `run` with the `messages` of its conversation. Raises StoreError."""
     # The reason for which a task waits depends on the other tasks.
-    records = [task] if TaskStatus(task.status) in TASK_DONE else await store.list_tasks(run.run_id)
+    records = [task] if TaskStatus(task.status) in TASK_DONE else await tasks_beside(store, run, task)
     shown = (await task_views(store, run, records, now, only=task.task_id))[task.task_id]
     attempts = await store.list_attempts(run.run_id, task.task_id)
     placed = await placed_attempts(store, run.run_id)

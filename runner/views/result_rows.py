@@ -38,6 +38,11 @@ def result_rows(tasks: Iterable[TaskView]) -> list[dict[str, Any]]:
     return [row for _, row in whole]
 
 
+def export_rows(tasks: Iterable[TaskView]) -> list[dict[str, Any]]:
+    """Return a row for each task, in their order."""
+    return [*map(_row, tasks)]
+
+
 def _row(task: TaskView) -> dict[str, Any]:
     item = task.spec.get("item")
     special = {
@@ -60,14 +65,28 @@ def as_csv(rows: Sequence[Mapping[str, Any]], *, raw: bool = False) -> str:
     A cell that a spreadsheet would take for a formula begins with an apostrophe, because the text comes from models;
     with `raw`, no cell is changed.
     """
-    flat = [_flat(row) for row in rows]
-    names = list(dict.fromkeys(name for row in flat for name in row))
-    names = [name for group in (rows[0] if rows else ()) for name in names if name.partition(".")[0] == group]
-    names = list(dict.fromkeys(names))
+    names = columns(rows)
+    return csv_heading(names, raw=raw) + csv_lines(rows, names, raw=raw)
+
+
+def columns(rows: Sequence[Mapping[str, Any]], before: Sequence[str] = ()) -> list[str]:
+    """Return the names of the columns of the rows in CSV, and of those whose columns are `before`."""
+    if not rows:
+        return list(before)
+    names = dict.fromkeys([*before, *(name for row in rows for name in _flat(row))])
+    return list(dict.fromkeys(name for group in rows[0] for name in names if name.partition(".")[0] == group))
+
+
+def csv_heading(names: Sequence[str], *, raw: bool) -> str:
+    """Return the first line of CSV."""
+    return csv_lines([dict(zip(names, names, strict=True))], names, raw=raw)
+
+
+def csv_lines(rows: Iterable[Mapping[str, Any]], names: Sequence[str], *, raw: bool) -> str:
+    """Return a line of CSV for each row, with the columns `names`."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\r\n")
-    writer.writerow([_text(name, raw) for name in names])
-    writer.writerows([_text(row.get(name), raw) for name in names] for row in flat)
+    writer.writerows([_text(row.get(name), raw) for name in names] for row in map(_flat, rows))
     return file.getvalue()
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from heapq import heapify, heappop, heappush
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from plait.backends.agents.agent_transcript import TurnWatch
@@ -22,6 +22,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import EventRecord, MessageRecord, TaskRecord
 from plait.runner.domain.asked_question import answers_of
 from plait.runner.state.attempt_files import attempt_files, files_root, run_folder
+from plait.runner.state.stored_run import rows_file_of
 from plait.runner.views.view_models import usage_fields
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class RunLog:
         while records := await self._store.list_events(self._run_id, self._after):
             tasks: Mapping[str, TaskRecord] = {}
             if any(record.kind in _NEED_TASKS for record in records):  # read once for all records
-                tasks = {task.task_id: task for task in await self._store.list_tasks(self._run_id)}
+                tasks = {task.task_id: task for task in await self._tasks_of(records)}
             for record in records:
                 self._after = record.seq
                 first = self._placed
@@ -96,6 +97,17 @@ class RunLog:
                         yield entry
         for entry in chain(self._agent_activity(None), self._person_messages(None)):
             yield entry
+
+    async def _tasks_of(self, records: Sequence[EventRecord]) -> Sequence[TaskRecord]:
+        """Return all tasks of the run, or those that the events name of a run that reads its rows as it goes."""
+        run = await self._store.get_run(self._run_id)
+        if run is None or rows_file_of(run) is None:
+            return await self._store.list_tasks(self._run_id)
+        sizes = [json.loads(one.detail)["tasks"] for one in records if one.kind in {RunCreated.kind, TasksAdded.kind}]
+        tasks = [*await self._store.list_tasks(self._run_id, range(self._placed, self._placed + sum(sizes)))]
+        for name in {one.task_id for one in records if one.kind in _NEED_TASKS and one.task_id is not None}:
+            tasks += await self._store.list_tasks(self._run_id, name)
+        return tasks
 
     def rest(self) -> Iterator[RunLogEntry]:
         """Yield the text held back by `more`: lines without an end. Must be the last call before `close`."""
@@ -183,7 +195,7 @@ class RunLog:
         if record.kind not in _NEED_TASKS:
             return {}
         if record.kind == TasksAdded.kind:
-            return {"ids": list(islice(tasks, first, self._placed))}
+            return {"ids": [name for name, task in tasks.items() if first <= task.position < self._placed]}
         task = tasks.get(record.task_id or "")
         if task is None:
             return {}

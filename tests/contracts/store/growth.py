@@ -167,6 +167,8 @@ class GrowthContract(OpenedStore):
             await writer.write(TasksAdded(at(3), (NewTask("y", "p", ("x",)),)))
         await writer.write(TasksAdded(at(3), (NewTask("x", "p"),)))
         assert [t.position for t in await store.list_tasks(RUN)] == [0, 1, 2, 3]
+        for some in (range(0), range(1, 3), range(3, 9), range(4, 9)):
+            assert [t.position for t in await store.list_tasks(RUN, some)] == [n for n in some if n < 4]
 
     async def test_growth_written_again_changes_nothing(self, store: Store, writer: Writer) -> None:
         changes: tuple[Event, ...] = (ADDED, PolicyDecided(at(5), "1"), replace(START_A, task_id="e"))

@@ -63,9 +63,9 @@ async def test_a_decision_that_waits_reads_the_tasks_once() -> None:
     class Reading(FaultyStore):
         reads = 0
 
-        async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+        async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
             self.reads += 1
-            return await super().list_tasks(run_id, task_id)
+            return await super().list_tasks(run_id, only)
 
     store, clock = Reading(MemoryStore()), QuickClock()
     owner, began = await owned(store, clock.wall() + 60), clock.wall()

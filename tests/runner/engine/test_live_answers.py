@@ -26,9 +26,9 @@ class Counting(MemoryStore):
 
     reads = 0
 
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+    async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
         self.reads += 1
-        return await super().list_tasks(run_id, task_id)
+        return await super().list_tasks(run_id, only)
 
 
 async def test_who_waits_for_an_answer_to_be_taken_does_not_read_the_run_again_and_again() -> None:

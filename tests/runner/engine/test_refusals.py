@@ -279,7 +279,7 @@ async def test_a_result_refused_after_an_outage_fails_and_what_was_done_with_it_
 
 async def test_a_store_that_goes_away_after_a_refusal_leaves_the_run_to_be_resumed() -> None:
     class GoesAway(Refusing):
-        async def list_tasks(self, run_id: str, task_id: str | None = None):  # type: ignore[no-untyped-def]
+        async def list_tasks(self, run_id: str, only: str | range | None = None):  # type: ignore[no-untyped-def]
             raise StoreError("away")
 
     store, backend = GoesAway(end_of("a")), Talker()

@@ -323,9 +323,9 @@ class CountedReads(MemoryStore):
         super().__init__()
         self.reads = Counter[str]()
 
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+    async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
         self.reads[run_id] += 1
-        return await super().list_tasks(run_id, task_id)
+        return await super().list_tasks(run_id, only)
 
 
 @pytest.mark.parametrize("keep", [False, True])

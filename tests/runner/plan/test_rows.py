@@ -12,6 +12,7 @@ import pytest
 from jsonschema_rs import Validator
 
 from plait.runner.client.offered_plans import posted_plan
+from plait.runner.domain.row_window import ROWS_AT_ONCE
 from plait.runner.plan import PlanError, parse_plan
 from tests.support.plans.logged import calls, make
 from tests.support.plans.rows import TASKS, mistakes, rows
@@ -85,14 +86,13 @@ def test_more_than_max_rows_are_counted_and_refused(tmp_path: Path) -> None:
     assert "'p.csv' has 5 rows, but max_rows is 4" in problem.message
 
 
-def test_nobody_is_told_to_raise_max_rows_above_what_a_plan_may_make(tmp_path: Path) -> None:
-    for more in ("", ", max_rows: 100000"):
-        (problem,) = mistakes(tmp_path, "p.jsonl", "1\n" * 100_001, more=more)
-        assert "more than 100,000 rows, and a plan may make no more tasks than that; split the file" in problem.message
-        assert "raise" not in problem.message
-    (problem,) = mistakes(tmp_path, "p.jsonl", "1\n", more=", max_rows: 100001")
-    assert problem.where == "inputs.people.max_rows"
-    assert problem.message == "must be at most 100000, not 100001"
+def test_more_rows_than_are_held_at_once_are_no_mistake(tmp_path: Path) -> None:
+    (problem,) = mistakes(tmp_path, "p.jsonl", "1\n" * 100_001)
+    assert "'p.jsonl' has 100,001 rows, but max_rows is 1,000; each row makes a task" in problem.message
+    plan = f"inputs: {{people: {{rows: p.jsonl, max_rows: 100001}}}}\n{TASKS}"
+    dag = parse_plan(plan, folder=tmp_path).dag
+    assert dag.rows_file is not None
+    assert (dag.rows_file.path, len(dag)) == (str(tmp_path / "p.jsonl"), ROWS_AT_ONCE)
 
 
 def short(folder: Path) -> Path:

@@ -42,10 +42,10 @@ class DamagedStore(MemoryStore):
 
     damaged: Sequence[str] = ()
 
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+    async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
         return tuple(
             replace(task, damaged=True, text=None, data=None) if task.task_id in self.damaged else task
-            for task in await super().list_tasks(run_id, task_id)
+            for task in await super().list_tasks(run_id, only)
         )
 
 

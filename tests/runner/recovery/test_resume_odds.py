@@ -178,9 +178,9 @@ async def test_a_run_deleted_meanwhile_is_not_found(tmp_path: Path) -> None:
         await ParallelRunner(Talker(), store=store).run(DAG([Task("a", prompt="one")]), "r")
 
         class Purging(FaultyStore):
-            async def list_tasks(self, run_id: str, task_id: str | None = None):
+            async def list_tasks(self, run_id: str, only: str | range | None = None):
                 await store.purge([run_id])
-                return await super().list_tasks(run_id, task_id)
+                return await super().list_tasks(run_id, only)
 
         with pytest.raises(RunNotFound, match="was deleted from the store just now"):
             await ParallelRunner(Talker(), store=Purging(store)).resume("r")
@@ -191,8 +191,8 @@ async def test_options_that_cannot_be_read_are_said_in_one_line(store: Store, sp
     """Of a store without checksums, or of another version of plait."""
 
     class Changing(FaultyStore):
-        async def list_tasks(self, run_id: str, task_id: str | None = None):
-            return tuple(replace(task, spec=spec) for task in await super().list_tasks(run_id, task_id))
+        async def list_tasks(self, run_id: str, only: str | range | None = None):
+            return tuple(replace(task, spec=spec) for task in await super().list_tasks(run_id, only))
 
     await die(store, Dying(hangs_on("one")), DAG([Task("a", prompt="one")]))
     with pytest.raises(StoreError, match="the stored data of run 'r' is damaged"):

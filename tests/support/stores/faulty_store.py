@@ -97,8 +97,8 @@ class FaultyStore:
     async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
         return await self._call("list_claimable", lambda: self.inner.list_claimable(limit))
 
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
-        return await self._call("list_tasks", lambda: self.inner.list_tasks(run_id, task_id))
+    async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
+        return await self._call("list_tasks", lambda: self.inner.list_tasks(run_id, only))
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
         return await self._call("list_attempts", lambda: self.inner.list_attempts(run_id, task_id))

@@ -304,10 +304,12 @@ class ModelStore:
         found.sort(key=lambda one: one[0])
         return tuple(replace(_record(run), settings="") for _, run in found[: max(0, limit)])
 
-    async def list_tasks(self, run_id: str, task_id: str | None = None) -> tuple[TaskRecord, ...]:
+    async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
         run = self.runs.get(run_id)
         tasks: Iterable[TaskRecord] = () if run is None else run.tasks.values()
-        return tuple(_with_attempt(run, task) for task in tasks if run is not None and task_id in {None, task.task_id})
+        if isinstance(only, range):
+            return tuple(_with_attempt(run, task) for task in tasks if run is not None and task.position in only)
+        return tuple(_with_attempt(run, task) for task in tasks if run is not None and only in {None, task.task_id})
 
     async def list_attempts(self, run_id: str, task_id: str | None = None) -> tuple[AttemptRecord, ...]:
         run = self.runs.get(run_id)
