@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import PIPE, STDOUT
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from plait.clock_and_ids import Clock
 from plait.runner.cli import worker_command
 from tests.support.processes import fleet
 from tests.support.processes.browser import ui
@@ -61,11 +62,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def shifted(patch: pytest.MonkeyPatch, seconds: float) -> Iterator[None]:
+def shifted(patch: pytest.MonkeyPatch, seconds: float) -> Generator[None]:
     """Set the clock of the run, which takes no store's word for the time."""
-    now = time.time
+
+    def wall(_clock: Clock) -> float:
+        return time.time() + seconds
+
     with patch.context() as here:
-        here.setattr("plait.clock_and_ids.Clock.wall", lambda _clock: now() + seconds)
+        here.setattr(Clock, "wall", wall)
         yield
 
 

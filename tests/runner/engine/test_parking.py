@@ -73,7 +73,8 @@ def provider() -> Provider:
 
 
 def runner(store: Store | None, provider: Provider, **options: Any) -> ParallelRunner:
-    return ParallelRunner(provider, store=store, clock=provider.clock, **{"concurrency": 2, "park": True, **options})
+    with_defaults: dict[str, Any] = {"concurrency": 2, "park": True, **options}
+    return ParallelRunner(provider, store=store, clock=provider.clock, **with_defaults)
 
 
 async def parked_at(store: Store) -> list[float]:

@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 
 HOME = Path(os.environ["HOME"])
-OPTIONS = dict(part[2:].partition("=")[::2] for part in sys.argv[1:] if part.startswith("--"))
+OPTIONS = {name: value for name, _, value in (part[2:].partition("=") for part in sys.argv[1:] if part[:2] == "--")}
 NOW = time.time() + float((HOME / "offset").read_text())
 
 
