@@ -226,7 +226,7 @@ _RAISED = (
 
 
 @value
-class Budget:
+class TurnBudget:
     """The US dollars for a turn, which may consist of several calls."""
 
     limit: float
@@ -249,7 +249,7 @@ class Budget:
         schema: dict[str, JsonValue] = {"anyOf": [{"type": "number", "exclusiveMinimum": self.spent}, {"enum": [STOP]}]}
         return Question(f'{self.reached}. Raise it to? Answer with the new budget in dollars, or "{STOP}"', schema)
 
-    def after(self, cost: float | None) -> Budget:
+    def after(self, cost: float | None) -> TurnBudget:
         """Return the budget after a call that has spent the rest and cost `cost` dollars; None if unknown."""
         return replace(self, spent=round(self.spent + (self.rest if cost is None else cost), 6))
 
@@ -262,16 +262,16 @@ class ClaudeConversation(AgentConversation):
     ) -> None:
         super().__init__(backend, request, files, guarded=guarded)
         match = _SPENT.fullmatch(self._question)
-        reached = Budget(float(match[2]), float(match[1])) if match else None
+        reached = TurnBudget(float(match[2]), float(match[1])) if match else None
         self._stopped = reached if self._answer == STOP else None
         """The spent budget, if the answer was to stop."""
-        self._raised: Budget | None = None
+        self._raised: TurnBudget | None = None
         """The raised budget, if any."""
         if reached is not None and isinstance(self._answer, int | float):
             self._raised = replace(reached, limit=float(self._answer))
             self._request = replace(request, answer=None)  # no hook waits for the answer
         limit = backend.max_budget_usd
-        self._budget = self._raised or (None if limit is None else Budget(limit))
+        self._budget = self._raised or (None if limit is None else TurnBudget(limit))
 
     async def send(self, prompt: str) -> Reply:
         """Implement `Conversation.send`. With an open question about the budget, the session id ends in `?` and the

@@ -31,7 +31,7 @@ from plait.runner.engine.run_options import RunOptions, require_backends
 from plait.runner.state.attempt_files import attempt_files, files_root, kill_orphans, under_way
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.stored_run import StoredRun, placed_attempts
-from plait.runner.state.task_files import has_files, read_contents
+from plait.runner.state.task_files import read_contents, sends_files
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import Task
@@ -143,7 +143,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
             f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to continue; {_WHY[status]}"
         )
     attachments: tuple[Attachment, ...] = ()
-    if Abilities.of(backend).takes_files == "contents" and has_files(task, run.state.dag):
+    if Abilities.of(backend).takes_files == "contents" and sends_files(task, run.state.dag):
         attachments = (await read_contents(task, run.state.dag)).attachments
     number = f"{_PERSON}-{run.record.last_seq}"
     placement = None

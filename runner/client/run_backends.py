@@ -26,7 +26,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Generator, Ite
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -561,7 +561,6 @@ def stored_concurrency(record: RunRecord) -> Concurrency | None:
     return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY
 
 
-Note: TypeAlias = Callable[[str], None]
 """Takes a message for a person."""
 
 
@@ -938,7 +937,7 @@ class TrustedBackends:
         store: Store,
         files: FileOptions = _AS_STORED,
         *,
-        note: Note = _log,
+        note: Callable[[str], None] = _log,
         concurrency: Concurrency | None = None,
         **options: Any,
     ) -> None:

@@ -84,7 +84,7 @@ def _samples(task: Task) -> list[Task]:
     return [*samples, *judges, decision]
 
 
-def decide(task: Task, results: Mapping[str, TaskResult]) -> tuple[str, JsonValue, str]:
+def decide_vote(task: Task, results: Mapping[str, TaskResult]) -> tuple[str, JsonValue, str]:
     """Return the text and the data of the answer of the vote, and how it was decided. `results` are those of the
     dependencies, by id. Raises BackendError if there is nothing to decide on.
     """

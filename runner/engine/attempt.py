@@ -45,8 +45,8 @@ from plait.runner.state.task_files import (
     FileContents,
     conversation_of,
     files_of,
-    has_files,
     read_contents,
+    sends_files,
     with_paths,
     with_texts,
 )
@@ -364,8 +364,9 @@ class AttemptRunner:
         if attempt.task.at_most_once and self._run.sink.away and attempt.adopted is None:
             return CallOutcome(None, None, BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED))
         try:
-            if (attempt.task.files or attempt.task.continues is not None) and has_files(attempt.task, self._state.dag):
-                attempt.contents = await read_contents(attempt.task, self._state.dag)
+            task = attempt.task
+            if (task.files or task.continues is not None) and sends_files(task, self._state.dag):
+                attempt.contents = await read_contents(task, self._state.dag)
             attempt.prompt = clean_text(self._prompt(attempt))
             history = (
                 NO_HISTORY

@@ -19,7 +19,7 @@ from plait.errors import BackendError, DAGError, ErrorKind, PlanError, PromptErr
 from plait.json_form import JsonValue, to_json
 from plait.runner.domain.asked_question import GO_ON_SCHEMA, Asking, Way, credit_question
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
-from plait.runner.domain.votes import decide
+from plait.runner.domain.votes import decide_vote
 from plait.runner.engine import growth
 from plait.runner.engine.attempt import STORE_WAITS_S, Attempt
 from plait.runner.engine.backend_call import CallOutcome
@@ -351,7 +351,7 @@ class OutcomeHandler:
             self._scheduler.finish_without_slot(position, skipped.status)
             return [started, skipped]
         try:
-            text, data, how = decide(task, results)
+            text, data, how = decide_vote(task, results)
         except BackendError as error:
             return self._fail_without_slot(position, VOTING, error)
         started = state.start(position, self._stamp(), VOTING)

@@ -274,7 +274,9 @@ class _Entry:
     id: str = ""
 
 
-def read_plan(answer: JsonValue, task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks, limit: int) -> ParsedReply:
+def read_planned(
+    answer: JsonValue, task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks, limit: int
+) -> ParsedReply:
     """Parse the planner's answer, the result of the task `task_id`."""
     entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
     if entries is None:

@@ -30,7 +30,7 @@ from plait.runner.policies.goal_messages import (
     LoopPrompts,
     ParsedReply,
     Team,
-    read_plan,
+    read_planned,
     read_reflection,
 )
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
@@ -424,7 +424,7 @@ class OrchestratorPolicy:
 
     def _planned(self, loop: Loop, task_id: str, answer: JsonValue) -> Decision:
         run_tasks = KnownTasks(frozenset({"plan.1", task_id}))
-        read = read_plan(answer, task_id, self._prompts, run_tasks, self.limits.max_tasks)
+        read = read_planned(answer, task_id, self._prompts, run_tasks, self.limits.max_tasks)
         if not read.problems:
             return _only(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), add=read.tasks)
         if loop.refused:

@@ -27,7 +27,7 @@ from plait.program_log import logger
 from plait.runner.serving.http_errors import add_handlers
 from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
 from plait.runner.serving.http_routes import Api, ServedRuns
-from plait.runner.serving.page_routes import POLICY, PageApi, files_router, page_files
+from plait.runner.serving.page_routes import CONTENT_POLICY, PageApi, files_router, page_files
 
 HEAD_SECONDS = 10.0
 """Seconds in which the head of a request has to come in, after the opening of the connection or its first byte."""
@@ -164,7 +164,7 @@ class ApiServer:
         port = listening.getsockname()[1]
         own = f"[{host}]" if ":" in host else host
         hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]", own))
-        page = None if sign_in is None else WebPage(f"{own}:{port}", frozenset(page_files()), POLICY)
+        page = None if sign_in is None else WebPage(f"{own}:{port}", frozenset(page_files()), CONTENT_POLICY)
         self._connections = Connections()
         self._uvicorn = _Quiet(
             uvicorn.Config(

@@ -25,7 +25,7 @@ from plait.runner.serving.http_routes import Received, StrictJsonRoute, open_str
 from plait.runner.views.live_view import LiveView, ViewChange
 from plait.runner.views.result_rows import as_csv, as_json_lines
 
-POLICY = (
+CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types 'none'"

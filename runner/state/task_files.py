@@ -99,7 +99,7 @@ def files_of(task: Task) -> list[TaskFile]:
     return [file for file in task.files if isinstance(file, TaskFile)]
 
 
-def has_files(task: Task, dag: DAG) -> bool:
+def sends_files(task: Task, dag: DAG) -> bool:
     """Return whether the task, or a task whose conversation it continues, has files."""
     return any(each.files for each in conversation_of(task, dag))
 
