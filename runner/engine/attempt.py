@@ -234,9 +234,11 @@ class AttemptRunner:
     def begin(self, position: int) -> Attempt:
         """Return the pending task's next attempt, which is to be recorded as running."""
         task = self._state.dag.tasks[position]
-        number, name = self._state.attempts[position] + 1, self._run.backend_of(position)
-        if self._spares and (moves := self._begin_elsewhere(position, name)) is not None:
-            return moves
+        number, name = self._state.attempts[position] + 1, self._task_backends[position]
+        if self._spares:
+            name = self._run.backend_of(position)
+            if (moves := self._begin_elsewhere(position, name)) is not None:
+                return moves
         if (continuation := self._state.continuations.get(position)) is not None:
             session_id, confirmed = continuation.session_id, continuation.interrupted
             return Attempt(position, task, number, session_id, name, continuation, confirmed=confirmed, resume=True)

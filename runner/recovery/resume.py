@@ -426,7 +426,7 @@ async def _still_closed(run: StoredRun, now: float) -> list[events.BackendThrott
     after = 0
     while page := await run.store.list_events(run.record.run_id, after, kind=events.BackendThrottled.kind):
         throttled = (events.BackendThrottled(one.at, **json.loads(one.detail)) for one in page)
-        last |= {one.backend: one for one in throttled}
+        last |= {one.backend: one for one in throttled if one.cause != events.OWN_LIMITS}
         after = page[-1].seq
     ends = ((one, one.until and parse_time(one.until)) for one in last.values())
     return [one for one, until in ends if until and until > now and until - parse_time(one.at) > LONG_S]

@@ -281,7 +281,7 @@ async def test_errors_that_servers_put_into_a_stream(part: str, kind: ErrorKind,
     ("code", "kind"),
     [
         (1002, K.RATE_LIMITED),
-        (1008, K.AUTH),
+        (1008, K.NO_CREDIT),
         (1004, K.AUTH),
         (1027, K.REFUSED),
         (2013, K.INVALID_REQUEST),

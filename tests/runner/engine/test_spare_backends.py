@@ -428,3 +428,52 @@ async def test_no_credit_is_no_failure_however_often() -> None:
 
     result = await ParallelRunner(api, on_question=top_up, clock=Still()).run([Task("a", "a", at_most_once=True)])
     assert (result.status, result["a"].attempts, answers) == (RunStatus.COMPLETED, 5, [])
+
+
+class Keyed(Talker):
+    def __init__(self, key: str, closed: bool = False) -> None:
+        super().__init__(lambda prompt, _request: too_many(HOURS) if closed else f"{key}: {prompt}")
+        self.key = key
+
+    def answer_key(self) -> str:
+        return self.key
+
+
+@pytest.mark.parametrize("kind", ["like", "cache"])
+async def test_an_answer_of_a_spare_is_taken_over_as_long_as_the_spare_is_the_same(store: Store, kind: str) -> None:
+    dag = DAG([Task("a", "a", cache=kind == "cache")])
+
+    async def run(api: Keyed, second: Keyed, run_id: str) -> tuple[str | None, int]:
+        runner = ParallelRunner(
+            backends={"api": api, "second": second},
+            default="api",
+            or_else={"api": ["second"]},
+            store=store,
+            clock=Still(),
+        )
+        result = await runner.run(dag, run_id, like="r" if kind == "like" and run_id != "r" else None)
+        return result["a"].text, len(api.prompts) + len(second.prompts)
+
+    assert await run(Keyed("api", closed=True), Keyed("small"), "r") == ("small: a", 2)
+    if kind == "like":
+        assert await run(Keyed("api"), Keyed("small"), "same") == ("small: a", 0)
+        assert await run(Keyed("api"), Keyed("large"), "other") == ("api: a", 1)
+        assert await run(Keyed("new"), Keyed("small"), "new") == ("new: a", 1)
+    else:
+        assert await run(Keyed("api"), Keyed("small"), "own") == ("api: a", 1), "it is no answer of its own backend"
+        assert await run(Keyed("small"), Keyed("x"), "spare") == ("small: a", 0), "but of that of the spare"
+
+
+async def test_a_person_continues_the_conversation_where_it_is(store: Store) -> None:
+    first, second = Talker(lambda _prompt, _request: too_many(HOURS)), Talker()
+    runner = ParallelRunner(
+        backends={"api": first, "second": second},
+        default="api",
+        or_else={"api": ["second"]},
+        store=store,
+        clock=Still(),
+    )
+    await runner.run([Task("a", "a")], "r")
+    reply = await runner.runs.continue_task("r", "a", "and now?")
+    assert (reply.text, second.prompts, len(first.prompts)) == ("re: and now?", ["a", "and now?"], 1)
+    assert (second.requests[1].resume, second.requests[1].session_id) == (True, second.requests[0].session_id)

@@ -14,7 +14,7 @@ from plait.results import ResumeAction
 from plait.runner.domain.run_result import ResumeSummary
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.adopting import allow_once_adopted, foretold, history, is_adopted, resumed, said_in
-from tests.support.agents.outliving import RUN, World
+from tests.support.agents.outliving import RUN, World, moving
 
 
 @pytest.fixture
@@ -53,6 +53,39 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     assert (task.attempt, task.crashes, task.usage.input_tokens, task.usage.output_tokens) == (1, 0, 10, 7)
     assert run is not None and (run.status, run.usage.cost_usd) == ("completed", 1.0)
     assert world.alive() == []
+
+
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_turn_of_a_spare_that_outlived_its_runner_is_not_said_again(world: World, ended: bool) -> None:
+    a, b = {"id": "a", "prompt": "work [[until go]]"}, {"id": "b", "prompt": "and then", "continues": "a"}
+    world.plan(a, b, moves=True)
+    await world.killed(1)
+    if ended:
+        world.allow("go")
+        await world.until(lambda: not world.alive())
+    assert (await foretold(world, **moving())).tasks["a"].action is ResumeAction.ADOPT
+    result, told = await resumed(world, allow_once_adopted(world, "go"), **moving())
+    assert result.text == {"a": "re: work", "b": "re: and then"}
+    assert world.said == ["work [[until go]]", "and then"]
+    adopted = [(one.task_id, one.attempt, one.backend) for one in told if is_adopted(one)]
+    assert adopted == [("a", 2, "default")]
+    assert [request.attaches for request in world.backend.requests] == [True, False]
+    assert world.backend.requests[1].session_id == world.turns[0]["session"], "it goes on in the session of the spare"
+
+
+async def test_a_cut_turn_of_a_spare_goes_on_there(world: World) -> None:
+    world.plan({"id": "a", "prompt": "work [[until x]]"}, moves=True)
+    await world.killed(1)
+    world.kill_turn(0)
+    assert (await foretold(world, **moving())).tasks["a"].action is ResumeAction.CONTINUE
+    world.allow("x")
+    result, _ = await resumed(world, **moving())
+    assert result.status is RunStatus.COMPLETED
+    assert world.said[1:] == [INTERRUPTED]
+    assert world.turns[1]["session"] == world.turns[0]["session"]
+    async with world.store() as store:
+        attempts = [one.backend for one in await store.list_attempts(RUN)]
+    assert attempts == ["api", "default", "default"], "the closed backend is not asked again"
 
 
 @pytest.mark.parametrize("known", ["stored", "only in its files", "nowhere"])

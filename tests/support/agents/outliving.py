@@ -18,6 +18,7 @@ import anyio
 
 from plait import DAG, FailureMode, ParallelRunner, Retry, Task, events
 from plait.backends.process.process_table import start_time
+from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
 from tests.support.agents.detached_backend import Outliver
 from tests.support.processes.warm import Warm
@@ -39,9 +40,12 @@ class World:
         self._opened: set[str] = set()
         """The tasks with a session, by the events that `all_told` has seen."""
 
-    def plan(self, *tasks: Mapping[str, Any], concurrency: int = 8) -> None:
-        """What `killed` runs; a task is the fields of `Task`, those of its retry policy with `retry_` before them."""
-        (self.folder / "plan.json").write_text(json.dumps({"concurrency": concurrency, "tasks": tasks}))
+    def plan(self, *tasks: Mapping[str, Any], concurrency: int = 8, moves: bool = False) -> None:
+        """What `killed` runs; a task is the fields of `Task`, those of its retry policy with `retry_` before them. The
+        agent is a spare if the plan `moves`: see `moving`.
+        """
+        plan = {"concurrency": concurrency, "tasks": tasks, "moves": moves}
+        (self.folder / "plan.json").write_text(json.dumps(plan))
 
     def dag(self) -> DAG:
         """The plan's tasks."""
@@ -142,11 +146,21 @@ def task_of(fields: Mapping[str, Any]) -> Task:
     return Task(**rest, retry=Retry(**{"base_delay": 0.0, **retry}))
 
 
+def moving() -> dict[str, Any]:
+    """Return the options of a runner whose tasks move to the agent, because their own backend is closed for hours."""
+
+    async def api(_prompt: str) -> str:
+        raise BackendError(ErrorKind.RATE_LIMITED, "weekly limit reached", retry_after=90_000.0)
+
+    return {"backends": {"api": api}, "default": "api", "or_else": {"api": ["default"]}}
+
+
 async def run(folder: Path, *person: str) -> None:
     """Run or resume the plan, or say in a task's conversation what a person says."""
     plan = json.loads((folder / "plan.json").read_text())
     async with SQLiteStore(folder / "runs.db") as store:
-        runner = ParallelRunner(Outliver(folder), store=store, concurrency=plan["concurrency"])
+        options = moving() if plan["moves"] else {}
+        runner = ParallelRunner(Outliver(folder), store=store, concurrency=plan["concurrency"], **options)
         if person:
             await runner.runs.continue_task(RUN, *person)
             return
