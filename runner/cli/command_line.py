@@ -56,7 +56,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "fork": "Run a stored run anew from a task; `try` runs one task alone.",
     },
     "Look": {
-        "runs": "List the runs.",
+        "runs": "List the runs; `budget` shows money, and limits that they share.",
         "show": "Show a run or one of its tasks.",
         "log": "Print the history of a run; with --follow, as it happens.",
         "graph": "Draw a plan or a run.",
@@ -84,7 +84,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 long as printing the help.
 """
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
-BESIDE = {"try": "fork", "tune": "pause", "retry": "pause", "wake": "worker"}
+BESIDE = {"budget": "runs", "try": "fork", "tune": "pause", "retry": "pause", "wake": "worker"}
 """The subcommands that stand in the module, and in the line of the help, of another one."""
 _UNLISTED = frozenset({"host"})
 """`plait run` starts `plait host` over ssh."""

@@ -1,13 +1,16 @@
-"""`plait runs`: list the runs of a store."""
+"""`plait runs` and `plait budget`: the runs of a store, their money, and the limits that processes keep together."""
 
 from __future__ import annotations
 
 import sys
 import time
+from datetime import datetime
+from typing import Any
 
 import click
 
-from plait.clock_and_ids import parse_time
+from plait.clock_and_ids import Clock, iso, parse_time
+from plait.errors import InvalidRequest
 from plait.persistence import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_options import async_command, json_option, store_option
@@ -15,11 +18,14 @@ from plait.runner.cli.run_report import print_json
 from plait.runner.cli.terminal_output import as_line, cells, print_line, print_note, print_table
 from plait.runner.client.create_run import KEYED
 from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.engine.stored_ledger import list_accounts
+from plait.runner.scheduling.account_ledger import Row
 from plait.runner.state.stored_run import read_settings
 from plait.runner.views.event_sentences import age, size, spent_cells, tokens
-from plait.runner.views.read_views import find_runs, run_view
+from plait.runner.views.read_views import budget_view, find_runs, run_view
 from plait.runner.views.view_models import RunView, view_json
-from plait.statuses import RunStatus, TaskStatus
+from plait.statuses import RUN_DONE, RunStatus, TaskStatus
+from plait.usage import dollars
 
 
 @async_command("runs")
@@ -115,3 +121,79 @@ async def _key(store: Store, run: RunRecord) -> str:
     whole = await store.get_run(run.run_id) if run.run_id.startswith(KEYED) and not run.damaged else None
     key = None if whole is None or whole.damaged else read_settings(whole).get("key")
     return as_line(key, 40) if isinstance(key, str) else ""
+
+
+@async_command("budget")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Look at most at this many runs."
+)
+@store_option
+@json_option
+async def budget_command(limit: int, store_path: StorePlace, as_json: bool) -> None:
+    """Show what the runs that have not ended may spend and have spent, and the limits of rate of each account.
+
+    An account is a backend with its server and key. All processes on the store keep its limits together: `limits` of
+    the backend, or `rates` in Python.
+    """
+    now = Clock().wall()
+    runs: list[dict[str, Any]] = []
+    async with open_store(store_path, "existing") as store:
+        going_on = tuple(status for status in RunStatus if status not in RUN_DONE)
+        for listed in await find_runs(store, limit, statuses=going_on, searched=limit):
+            run = await store.get_run(listed.run_id)  # with its settings
+            budget = None if run is None else await budget_view(store, run, await store.list_tasks(run.run_id))
+            if run is not None and budget is not None:
+                runs.append({"run_id": run.run_id, **view_json(budget)})
+        rows = await store.transact(list_accounts())
+    accounts = [_account(name, row, now) for name, row in rows.items()]
+    if as_json:
+        print_json({"runs": runs, "accounts": accounts})
+        return
+    if not runs and not accounts:
+        print_line("no run has a budget, and no backend a limit of rate; see `limits` and `budget` of a plan")
+    if runs:
+        print_table([("RUN", "BUDGET", "SPENT", "RESERVED"), *map(_money_row, runs)], 0, [None] * (len(runs) + 1))
+    if accounts:
+        if runs:
+            print_line("")
+        lines = [("ACCOUNT", "A MINUTE", "IN LINE", "CLOSED UNTIL", "USED BY"), *map(_account_row, accounts)]
+        print_table(lines, 0, [None] * len(lines), frozenset({2}))
+
+
+def _money_row(run: dict[str, Any]) -> tuple[str, ...]:
+    whole = "max_cost of tasks" if run["usd"] is None else dollars(run["usd"])
+    return run["run_id"], whole, dollars(run["spent_usd"]), dollars(run["reserved_usd"])
+
+
+def _account(name: str, row: Row, now: float) -> dict[str, Any]:
+    """Return an account as JSON. Raises InvalidRequest if its row is damaged."""
+    try:
+        limits: dict[str, float] = row.get("limits", {})
+        requests = row.get("requests")
+        in_line = 0 if requests is None else max(0, round((requests[2] - now) * limits["requests"] / 60))
+        closed = row.get("closed_until", 0.0)
+        users = {user: {"requests": part[0], "tokens": part[1]} for user, part in row.get("users", {}).items()}
+        return {
+            "account": name,
+            "requests_per_minute": limits.get("requests"),
+            "tokens_per_minute": limits.get("tokens"),
+            "server_requests_per_minute": row["requests"][0] if "requests" in row else None,
+            "server_tokens_per_minute": row["tokens"][0] if "tokens" in row else None,
+            "calls_in_line": 0 if closed > now else in_line,
+            "closed_until": iso(closed) if closed > now else None,
+            "used_by": users,
+        }
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise InvalidRequest(f"the row of account {name!r} is damaged ({error!r}); delete it from accounts") from error
+
+
+def _account_row(account: dict[str, Any]) -> tuple[str, ...]:
+    given = [
+        f"{min(limit, account[f'server_{what}_per_minute'] or limit):,.0f} {what}"
+        for what in ("requests", "tokens")
+        if (limit := account[f"{what}_per_minute"]) is not None
+    ]
+    closed = account["closed_until"]
+    shown = "" if closed is None else f"{datetime.fromtimestamp(parse_time(closed)).astimezone():%d %b %H:%M:%S}"
+    used = [f"{user} ({part['requests']:,.0f} calls)" for user, part in account["used_by"].items()]
+    return account["account"], ", ".join(given), str(account["calls_in_line"]), shown, ", ".join(used)

@@ -7,8 +7,10 @@ do. The clock of the store counts, so that the clocks of the hosts may differ.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from functools import partial
+from socket import gethostname
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from plait.clock_and_ids import Clock
@@ -16,7 +18,7 @@ from plait.errors import StoreError
 from plait.persistence import tables
 from plait.persistence.tables import Reading
 from plait.program_log import logger
-from plait.runner.scheduling.account_ledger import Row, book, book_again, close
+from plait.runner.scheduling.account_ledger import Row, book, book_again, close, note_user
 from plait.runner.scheduling.own_limits import Demand, Grant, RateLimiter
 
 T = TypeVar("T")
@@ -56,10 +58,11 @@ class StoredLedger:
         self._store = store
         self._account = account
         self._clock = clock
+        self._user = f"{gethostname()}:{os.getpid()}"
 
     async def fill(self, limiter: RateLimiter, characters: int, calls: int, on_closed: Callable[[float], None]) -> None:
         demand = limiter.demand(characters, calls, self._clock.monotonic())
-        grant = await self._change(partial(book, demand)) or _alone(demand)
+        grant = await self._change(partial(self._book, demand)) or _alone(demand)
         in_time = False
         try:
             while grant.delay > LONGEST_HOLD_S:
@@ -72,6 +75,11 @@ class StoredLedger:
             in_time = True
         finally:
             limiter.grant(grant.units, self._clock.monotonic(), in_time=in_time)
+
+    def _book(self, demand: Demand, row: Row, now: float) -> Grant:
+        grant = book(demand, row, now)
+        note_user(self._user, demand, grant, row, now)
+        return grant
 
     async def close(self, until: float) -> None:
         await self._change(partial(close, until - self._clock.wall()))

@@ -18,11 +18,14 @@ from plait.runner.scheduling.own_limits import Demand, Grant, RateLimits, TokenB
 BLOCK_S = 0.1
 """The seconds of refill that a process books at once, unless a single call takes more."""
 _LIMITS = frozenset({"requests", "tokens"})
+_KEPT_S = 3_600.0
+"""Seconds for which a process is shown after its last booking."""
 _STEP_S = 1.0
 """More than the time between two readings of the clock whose order is not that of their transactions."""
 Row: TypeAlias = dict[str, Any]
-"""The state of an account, as JSON: `seen`, the time of the last booking; `closed_until`; and for `requests` and
-`tokens` the server's own limit or None, the level and the time of the level, at which the last booking begins.
+"""The state of an account, as JSON: `seen`, the time of the last booking; `closed_until`; for `requests` and `tokens`
+the server's own limit or None, the level and the time of the level, at which the last booking begins; and for display
+the `limits` of the last booking, and the `users` with the requests and tokens that each has booked.
 """
 
 
@@ -50,6 +53,17 @@ def book(demand: Demand, row: Row, now: float) -> Grant:
         bucket.take(getattr(units, name), begin)
         row[name][1:] = bucket.level, bucket.at
     return Grant(begin - now, units, closed=opens > now)
+
+
+def note_user(user: str, demand: Demand, grant: Grant, row: Row, now: float) -> None:
+    """Remember who has booked, and under which limits. Nothing depends on it."""
+    row["limits"] = _each(demand.limits)
+    users: dict[str, list[float]] = row.setdefault("users", {})
+    requests, tokens, _ = users.get(user, (0.0, 0.0, now))
+    used = grant.units.requests - demand.unused.requests, grant.units.tokens - demand.unused.tokens
+    users[user] = [max(0.0, requests + used[0]), max(0.0, tokens + used[1]), now]
+    for gone in [name for name, (*_, at) in users.items() if now - at > _KEPT_S]:
+        del users[gone]
 
 
 def book_again(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:

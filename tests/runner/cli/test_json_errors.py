@@ -60,6 +60,7 @@ def options(name: str) -> set[str]:
 WITH_JSON = sorted(name for name in (*COMMANDS, *BESIDE) if "--json" in options(name))
 WITH_STORE = {
     "answer": "last a x",
+    "budget": "",
     "cancel": "last",
     "check": "--run last",
     "continue": "last a x",

@@ -145,7 +145,8 @@ async def test_a_run_keeps_its_account_in_the_store(tmp_path: Path) -> None:
         [(name, row)] = (await store.transact(list_accounts())).items()
     assert name.startswith("api ")
     assert Asked.account not in name
-    assert set(row) == {"requests", "seen"}
+    assert set(row) == {"requests", "seen", "limits", "users"}
+    assert [round(requests) for requests, _, _ in row["users"].values()] == [12]
 
 
 async def test_a_refusal_closes_the_account_for_all_processes(tmp_path: Path) -> None:
