@@ -54,10 +54,17 @@ from plait.runner.domain.dag import DAG
 from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
-from plait.runner.domain.spare_backends import mistakes_of_spares, spares_of
 from plait.runner.engine.stored_ledger import StoredLedger, TransactingStore
 from plait.runner.scheduling.own_limits import RateGate, RateLimiter, RateLimits
-from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Account, Concurrency, SlotPool, default_concurrency
+from plait.runner.scheduling.slots import (
+    DEFAULT_CONCURRENCY,
+    Account,
+    Concurrency,
+    SlotPool,
+    default_concurrency,
+    mistakes_of_spares,
+    spares_of,
+)
 from plait.runner.state.attempt_files import files_root
 from plait.runner.state.budget import check_budget
 from plait.runner.state.task_files import with_digests
@@ -366,9 +373,9 @@ class RunOptions:
         self.default = default_backend(self.backends, default, given=backend is not None)
         self.limits: Mapping[str, int] = dict(limits or {})
         self.rates: Mapping[str, RateLimits] = dict(rates or {})
-        if mistake := next(mistakes_of_spares(or_else or {}, self.backends), None):
+        if or_else and (mistake := next(mistakes_of_spares(or_else, self.backends), None)):
             raise ValueError(f"or_else of backend {mistake[0]!r}: {mistake[2]}")
-        self.spares = spares_of(or_else or {})
+        self.spares = spares_of(or_else) if or_else else {}
         """The backends that take over from a backend, in order, by its name: also the spares of its spares."""
         self.concurrency: Concurrency | None = (
             default_concurrency(map(self.limits.get, named)) if concurrency is ... else concurrency

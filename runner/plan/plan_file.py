@@ -21,7 +21,6 @@ from plait.errors import BackendError, PlanError, PlanProblem, PromptError, near
 from plait.json_form import JsonValue, value
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import workspace
-from plait.runner.domain.spare_backends import mistakes_of_spares, spares_of
 from plait.runner.domain.task_checks import missing_fields
 from plait.runner.plan.plan_inputs import FirstRows, SuppliedValues, input_values, no_input
 from plait.runner.plan.plan_mistakes import describe, explain, in_folder
@@ -50,7 +49,7 @@ from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_tasks import PlanTasks, call_of, function_of
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.prompts.prompt_template import condition_names, names_in
-from plait.runner.scheduling.slots import Concurrency
+from plait.runner.scheduling.slots import Concurrency, mistakes_of_spares, spares_of
 from plait.task import (
     COMMAND_BACKEND,
     TASKS_SCHEMA,
