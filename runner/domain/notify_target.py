@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
@@ -48,22 +48,23 @@ class NotifyTarget:
     @classmethod
     def of(cls, given: NotifyTarget | Mapping[str, Any]) -> NotifyTarget:
         """Return the target with the keys of a plan. Raises ValueError for a target that cannot be used."""
-        if isinstance(given, NotifyTarget):
-            target = given
-        else:
-            form = {name: list(one) if isinstance(one, tuple) else one for name, one in given.items()}
-            if unknown := next((name for name in form if name not in cls.__dataclass_fields__), None):
-                keys = [*cls.__dataclass_fields__]
-                hint = nearest(unknown, keys) or f"; there are {', '.join(keys)}"
-                raise ValueError(f"notify has no key {unknown!r}{hint}")
-            for word in form.get("on", ()):
-                if word not in NOTICE_WORDS:
-                    known = ", ".join(NOTICE_WORDS)
-                    raise ValueError(f"notify tells {known}, not {word!r}{nearest(str(word), NOTICE_WORDS)}")
-            target = from_json(cls, form)
+        target = given if isinstance(given, NotifyTarget) else cls._read(given)
         for _, why in target.mistakes():
             raise ValueError(why)
         return target
+
+    @classmethod
+    def _read(cls, given: Mapping[str, Any]) -> NotifyTarget:
+        form: dict[str, Any] = {name: [*one] if type(one) is tuple else one for name, one in given.items()}
+        keys = [one.name for one in fields(cls)]
+        if unknown := next((name for name in form if name not in keys), None):
+            hint = nearest(unknown, keys) or f"; there are {', '.join(keys)}"
+            raise ValueError(f"notify has no key {unknown!r}{hint}")
+        for word in form.get("on", ()):
+            if word not in NOTICE_WORDS:
+                known = ", ".join(NOTICE_WORDS)
+                raise ValueError(f"notify tells {known}, not {word!r}{nearest(str(word), NOTICE_WORDS)}")
+        return from_json(cls, form)
 
     def mistakes(self) -> Iterable[tuple[str, str]]:
         """Yield each reason why the target cannot be used, with the key."""

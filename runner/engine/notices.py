@@ -153,7 +153,7 @@ async def _told(
         after = 0
         while not asked.isdisjoint(words):
             page = await store.list_events(run_id, after, _PAGE, kind)
-            found += ((event, words[0]) for event in page)
+            found.extend((event, words[0]) for event in page)
             if len(page) < _PAGE:
                 break
             after = page[-1].seq
@@ -161,7 +161,7 @@ async def _told(
     for task_id in {event.task_id for event, word in found if word == "question"}:
         attempts = await store.list_attempts(run_id, task_id)
         for_money |= {(one.task_id, one.attempt) for one in attempts if one.backend == BUDGET}
-    told = [
+    told: list[tuple[EventRecord, NoticeWord]] = [
         (event, "budget" if word == "question" and (event.task_id, event.attempt) in for_money else word)
         for event, word in found
     ]

@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
         if receiver.status < 300:
             receiver.arrived.set()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
         return
 
 

@@ -11,6 +11,7 @@ the id of that event, and no other one.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -32,7 +33,6 @@ from unittest import mock
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-import aiohttp  # noqa: F401 - once, and not again in each process
 import anyio
 
 from plait import ParallelRunner, Retry, RunStatus, SQLiteStore, Task, failpoints
@@ -41,7 +41,7 @@ from plait.clock_and_ids import Clock, iso
 from plait.events import Event, RunCompleted, RunFailed, TaskWaiting
 from plait.json_form import to_json
 from plait.persistence import Store
-from plait.persistence.store_records import Note
+from plait.persistence.store_records import EventRecord, Note
 from plait.runner.client.unsent_notices import UnsentNotices
 from plait.runner.domain.notify_target import NoticeWord, NotifyTarget
 from plait.runner.engine import notices
@@ -90,6 +90,7 @@ class Told:
 
 def tell(seed: int, bug: str | None = None) -> Told:
     """Play one seed to its end, in processes of its own. Call it in a process without threads."""
+    importlib.import_module("aiohttp")  # once, and not again in each process
     told, rng = Told(seed), random.Random(f"notices {seed}")
     fails, is_away, ahead = rng.random() < 0.4, rng.random() < 0.5, 0.0
     with tempfile.TemporaryDirectory(prefix="plait-notices-") as place, _receiver(Path(place)) as url:
@@ -142,7 +143,7 @@ def _receiver(folder: Path) -> Generator[str]:
             self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class calls it so
             return
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -252,7 +253,10 @@ def _noted_as_sent_first() -> AbstractContextManager[object]:
 
 
 def _another_id_each_time() -> AbstractContextManager[object]:
-    return mock.patch.object(notices, "notice_id", lambda run_id, _event: f"{run_id}:{secrets.token_hex(4)}")
+    def random_id(run_id: str, _event: EventRecord) -> str:
+        return f"{run_id}:{secrets.token_hex(4)}"
+
+    return mock.patch.object(notices, "notice_id", random_id)
 
 
 def _told_before_it_is_stored() -> AbstractContextManager[object]:

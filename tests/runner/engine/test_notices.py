@@ -324,7 +324,11 @@ async def test_a_stop_does_not_wait_for_a_try_under_way(
     monkeypatch.setattr(notices, "TRY_S", 1.0)
     caplog.set_level(logging.INFO)
     answer = threading.Event()
-    receiver.on_notice = lambda _: answer.wait(60)
+
+    def hold(_notice: object) -> None:
+        answer.wait(60)
+
+    receiver.on_notice = hold
 
     async def slow(prompt: str) -> str:
         if prompt == "slow":
