@@ -21,6 +21,7 @@ from plait.runner.reuse.earlier_answers import (
     given_answer,
     positions_of,
     require_tasks,
+    require_whole,
     unfinished_tasks,
 )
 from plait.runner.state.stored_run import StoredPolicy, StoredRun, read_settings, stored_run
@@ -59,6 +60,7 @@ async def plan_fork(
     inputs: see `Runs.fork`.
     """
     run = await stored_run(store, run_id)
+    require_whole(run)
     require_tasks([start, *prompts, *results], run.state.dag.tasks, f"run {run_id}")
     _require_inputs(run, inputs)
     if only:

@@ -20,6 +20,7 @@ from plait.errors import DAGError, InvalidRequest, PromptError, RunNotFound
 from plait.json_form import value
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import named, rendered
+from plait.runner.domain.row_window import RowsFile
 from plait.runner.engine.answer_check import VERDICT
 from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
@@ -130,7 +131,9 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     BackendMissing, StoreError.
     """
     names = backend_names(dag, config)
-    usages = dict[str, dict[str, Usage]]() if earlier is None else await _usages(earlier)
+    is_known = earlier is not None and earlier.state.dag.rows_file is None
+    usages = await _usages(earlier) if earlier is not None and is_known else dict[str, dict[str, Usage]]()
+    rows = None if dag.rows_file is None else await run_sync(_rows_in, dag.rows_file)
     groups: dict[str, list[int]] = {}
     for position, task in enumerate(dag):
         if task.vote is not None:
@@ -141,6 +144,7 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     for group, positions in groups.items():
         over = dag.tasks[positions[0]].for_each
         length = len(positions) if over is None else _length(dag.tasks[positions[0]], dag, earlier)
+        length = length if rows is None else rows
         counts[group] = (1, False) if length is None else (length, True)
         prompts.repeat[group] = counts[group][0]
     worst, refused = WorstCases(config.backends, config.prices, config.clock), None
@@ -197,6 +201,12 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         assumed=EstimateAssumptions() if is_assumed else None,
         tasks=tuple(tasks),
     )
+
+
+def _rows_in(file: RowsFile) -> int:
+    from plait.runner.plan.plan_inputs import row_entries  # noqa: PLC0415 - pydantic, for such runs only
+
+    return sum(1 for _ in row_entries(Path(file.path)))
 
 
 async def _estimated(calls: _Calls, config: RunOptions, worst: WorstCases) -> TaskEstimate:

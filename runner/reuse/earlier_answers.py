@@ -24,7 +24,7 @@ from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.threads import read_answer
 from plait.clock_and_ids import parse_time
 from plait.dialogue import Message
-from plait.errors import BackendError, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest
+from plait.errors import BackendError, InvalidRequest, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest
 from plait.json_form import JsonValue, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.dag import DAG, group_of
@@ -194,8 +194,11 @@ class EarlierAnswers:
         return bool(fresh) and not _names_of(state, position).isdisjoint(fresh)
 
     async def read_run(self, run: StoredRun) -> None:
-        """Read the answers of the earlier run. Raises StoreError, and PlaitError if a given result does not fit."""
+        """Read the answers of the earlier run. Raises StoreError, and PlaitError if a given result does not fit, or the
+        run has too many rows.
+        """
         assert self._reuse is not None
+        require_whole(run)
         self.persons = await _asked_persons(run)
         excluded = frozenset[int]() if self._reuse.keep_answers else self.persons
         self._run, self.before = run, AnswerKeys(run.state, stored_answer_keys(run), excluded=excluded)
@@ -246,6 +249,15 @@ class EarlierAnswers:
             at, other = parse_time(record.ended_at), self._cache.get(key)
             if at >= oldest and (other is None or other.at < at):
                 self._cache[key] = replace(await _bare_answer(run, position), at=at)
+
+
+def require_whole(run: StoredRun) -> None:
+    """Raise InvalidRequest for a run that read its rows as it went: its answers are not held at once."""
+    if run.state.dag.rows_file is not None:
+        raise InvalidRequest(
+            f"run {run.record.run_id} read its rows as it went, and no other run takes its answers over; `plait "
+            "resume` continues it, also with --retry-failed"
+        )
 
 
 async def load_earlier_answers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from plait import ParallelRunner, RunStatus, SQLiteStore
 from plait.backends import Reply
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import InvalidRequest, PlanError, RunNotResumable, StoreRequired
+from plait.runner.cli import show_command
 from plait.runner.domain.dag import FREED
 from plait.runner.engine import row_reader
 from plait.runner.engine.live_run import state_of
@@ -26,6 +28,7 @@ from plait.runner.plan.plan_file import Plan
 from plait.runner.state import stored_run
 from plait.statuses import TaskStatus
 from tests.support.processes import warm
+from tests.support.processes.command import plait_here
 
 MOST, AT_ONCE = 20, 5
 PLAN = """
@@ -300,6 +303,68 @@ async def test_a_run_with_many_rows_is_exported_page_by_page(tmp_path: Path) -> 
         exported = [(row["task_id"], row["item"]["n"], row["text"]) for rows in pages for row in rows]
         assert exported == [(f"sum.{n}", n, f"<sum {n} of <note {n}>>") for n in range(1, 61)]
         assert (await runner.runs.get("r")).total == 120
+
+
+async def test_the_whole_takes_over_what_its_pilot_has_answered(tmp_path: Path) -> None:
+    calls = Calls()
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        runner = ParallelRunner(calls, backends={"fast": calls}, store=store)
+        await runner.run(load(tmp_path, PAIR, limit=7).dag, "pilot")
+        calls.prompts.clear()
+        dag = load(tmp_path, PAIR).dag
+        estimate = await runner.runs.estimate(dag)
+        assert [(task.task_id, task.calls) for task in estimate.tasks] == [("note", 60), ("sum", 60)]
+        result = await runner.run(dag, "whole", like="pilot")
+        assert (result.status, len(calls.prompts)) == (RunStatus.COMPLETED, 2 * (60 - 7))
+        said = "read its rows as it went, and no other run takes its answers over"
+        with pytest.raises(InvalidRequest, match=said):
+            await runner.run(load(tmp_path).dag, like="whole")
+        with pytest.raises(InvalidRequest, match=said):
+            await runner.runs.fork("whole", "note")
+
+
+WORK = """
+async def work(prompt):
+    if prompt in {"note 13", "note 57"}:
+        raise ValueError("no")
+    return prompt
+"""
+
+
+def test_the_commands_show_the_last_tasks_and_export_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_run, "MOST_LISTED", 4)
+    monkeypatch.setattr(show_command, "MOST_LISTED", 4)
+    (tmp_path / "work.py").write_text(WORK)
+    write_rows(tmp_path, 60)
+    backend = '{kind: function, call: "work.py:work"}'
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("{kind: openai, model: m}", backend) + ONE)
+    ran = plait_here(tmp_path, "run", "plan.yaml")
+    assert (ran.code, ran.out) == (1, "")
+    assert "58 of 60 tasks completed" in ran.err
+    assert "2 failed" in ran.err
+    shown = plait_here(tmp_path, "show", "last")
+    assert "58 of 60 tasks completed, 2 failed" in shown.out
+    assert [f"note.{n} " in shown.out for n in (56, 57, 60)] == [False, True, True]
+    assert "at most the last 4 tasks of a run with so many rows" in shown.out
+    failed = plait_here(tmp_path, "show", "last", "--status", "failed", "--json").value
+    assert [task["task_id"] for task in failed["tasks"]] == ["note.13", "note.57"]
+    log = plait_here(tmp_path, "log", "last")
+    assert log.code == 0
+    assert all(f"note.{n}" in log.out for n in range(1, 61))
+    assert plait_here(tmp_path, "runs").code == 0
+    assert plait_here(tmp_path, "graph", "last").code == 0
+    for name in ("out.csv", "out.jsonl"):
+        assert plait_here(tmp_path, "export", "last", "--to", name).code == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        table = [(row["task_id"], row["item.n"], row["status"]) for row in csv.DictReader(file)]
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    statuses = ["failed" if n in {13, 57} else "completed" for n in range(1, 61)]
+    assert table == [(f"note.{n}", str(n), statuses[n - 1]) for n in range(1, 61)]
+    assert [one["text"] for one in lines if one["text"] is not None] == [
+        f"note {n}" for n in range(1, 61) if n not in {13, 57}
+    ]
+    again = plait_here(tmp_path, "resume", "last", "--retry-failed", "--json")
+    assert (again.value["status"], again.value["ran"]) == ("failed", 2)
 
 
 _CUT = f"""
