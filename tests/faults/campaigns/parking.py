@@ -35,6 +35,7 @@ from plait.backends import ClaudeCodeBackend
 from plait.clock_and_ids import Clock, parse_time
 from plait.runner.client.wake_runs import DueRuns
 from plait.runner.engine import run_lifecycle
+from plait.runner.engine.executor import PARK_S
 from plait.runner.recovery import resume
 from plait.runner.scheduling.slots import Pause
 from tests.faults.campaigns.money import in_a_process
@@ -134,7 +135,7 @@ def tell(seed: int, bug: str | None = None) -> Told:
                 told.broken("the run is parked without a time")
                 break
             before = len(world.log)
-            world.set_clock(ended["due"] - rng.uniform(1, 3000))
+            world.set_clock(ended["due"] - rng.uniform(2 * PARK_S, _BURST_S))
             early = in_a_process(partial(_execute, world, None, bug, is_early=True), world.folder)
             if len(world.log) != before:
                 told.broken(f"{len(world.log) - before} calls before the time")

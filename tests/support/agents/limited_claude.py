@@ -76,9 +76,9 @@ def main() -> None:
         tell(**told, **kinds, subtype="success", is_error=True, result=text, terminal_reason="api_error")
     else:
         time.sleep(0.02)
+        log("answered", task)  # first: with the message, the others may begin
         message = {"id": "msg_1", "role": "assistant", "content": [{"type": "text", "text": f"done {task}"}]}
         tell(type="assistant", message=message, session_id=session, uuid=str(uuid.uuid4()), parent_tool_use_id=None)
-        log("answered", task)
         tell(**told, subtype="success", is_error=False, result=f"done {task}", terminal_reason="completed")
     os.utime(sys.stdout.fileno(), (NOW, NOW)) if Path("/dev/stdout").resolve().is_file() else None
     sys.exit(shut is not None)
