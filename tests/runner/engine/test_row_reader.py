@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from plait import ParallelRunner, RunStatus, SQLiteStore
+from plait import MemoryStore, ParallelRunner, RunStatus, SQLiteStore, events
 from plait.backends import Reply
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import InvalidRequest, PlanError, RunNotResumable, StoreRequired
@@ -27,8 +27,10 @@ from plait.runner.plan import plan_file, plan_inputs
 from plait.runner.plan.plan_file import Plan
 from plait.runner.state import stored_run
 from plait.statuses import TaskStatus
+from tests.support.fakes import QuickClock
 from tests.support.processes import warm
 from tests.support.processes.command import plait_here
+from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 MOST, AT_ONCE = 20, 5
 PLAN = """
@@ -217,6 +219,26 @@ async def test_a_mistake_in_a_later_row_ends_the_reading_and_is_told_by_check(tm
     assert result.error is not None
     assert "line 41: this is not JSON" in result.error
     assert result.error.endswith("the rows behind row 40 were not read")
+
+
+async def test_only_rows_whose_ends_are_stored_leave_memory(tmp_path: Path) -> None:
+    inner, calls, is_away, compared = MemoryStore(), Calls(), False, Counter[bool]()
+    store = FaultyStore(inner, on_write(lambda n: Fault.BEFORE if n > 3 and is_away else None))
+    runner = ParallelRunner(calls, backends={"fast": calls}, store=store, concurrency=2, clock=QuickClock())
+    async with runner.start(load(tmp_path).dag, "r") as run:
+        async for event in run.events():
+            is_away = 10 <= len(calls.prompts) < 45
+            state = state_of(run)
+            if state is None or not isinstance(event, events.TaskEvent):
+                continue
+            freed = sum(task is FREED for task in state.dag)
+            stored = sum(task.status == "completed" for task in await inner.list_tasks("r"))
+            assert freed <= stored
+            compared[is_away] += 1
+        result = await run.result()
+    assert compared[True] > 20
+    assert (result.status, len(calls.prompts), len(result.degraded)) == (RunStatus.COMPLETED, 60, 1)
+    assert {task.status for task in await inner.list_tasks("r")} == {"completed"}
 
 
 def test_what_needs_all_rows_at_once_is_refused(tmp_path: Path) -> None:
