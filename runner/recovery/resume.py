@@ -428,8 +428,8 @@ async def _still_closed(run: StoredRun, now: float) -> list[events.BackendThrott
         throttled = (events.BackendThrottled(one.at, **json.loads(one.detail)) for one in page)
         last |= {one.backend: one for one in throttled if one.cause != events.OWN_LIMITS}
         after = page[-1].seq
-    ends = ((one, one.until and parse_time(one.until)) for one in last.values())
-    return [one for one, until in ends if until and until > now and until - parse_time(one.at) > LONG_S]
+    ends = ((one, parse_time(one.until)) for one in last.values() if one.until)
+    return [one for one, until in ends if until > now and until - parse_time(one.at) > LONG_S]
 
 
 async def _told_tuning(store: Store, run_id: str) -> Tuning:
