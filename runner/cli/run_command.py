@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -155,6 +156,9 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     output = OutputOptions.of(options)
     if options["no_store"] and loaded.notify and not options["quiet"]:
         print_note("nothing is stored, so nobody is notified")
+    for target in () if options["no_store"] or options["dry_run"] else backend_set.notify:
+        if missing := target.missing_variables(os.environ):
+            print_note(f"no value in {', '.join(missing)}, so this process notifies nobody at {as_line(str(target))}")
     with redirect_prints():
         if options["dry_run"] and options["like"] is None:
             return anyio.run(_estimate, loaded, backend_set, output)

@@ -266,3 +266,11 @@ def test_a_function_that_fails_says_where_and_its_traceback_is_logged_for_debugg
     assert "Traceback" not in levels["info"].err
     assert "in look" in plait(tmp_path, "show", "last").out
     assert "in look" in plait(tmp_path, "log", "last").out
+
+
+def test_who_is_not_notified_is_said(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("notify: [{url_env: HOOK}]\ntasks: [{id: a, run: [echo, x]}]\n")
+    done = plait_here(tmp_path, "run", "plan.yaml")
+    assert (done.code, done.err.splitlines()[0]) == (0, "no value in HOOK, so this process notifies nobody at $HOOK")
+    done = plait_here(tmp_path, "run", "plan.yaml", "--no-store")
+    assert (done.code, done.err.splitlines()[0]) == (0, "nothing is stored, so nobody is notified")
