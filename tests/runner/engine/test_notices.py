@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import threading
 from collections.abc import Generator
@@ -368,3 +369,19 @@ def test_a_target_with_a_mistake_is_refused(target: dict[str, Any], why: str) ->
         NotifyTarget.of(target)
     for secret in ("pass@", "services/T", "host/secret", "xyz"):
         assert secret not in str(caught.value)
+
+
+def test_a_run_without_targets_loads_nothing_for_them(tmp_path: Path) -> None:
+    code = f"""
+import anyio, sys
+from plait import ParallelRunner, Task
+
+async def work(prompt):
+    return prompt
+
+result = anyio.run(ParallelRunner(work, store={str(tmp_path / "runs.db")!r}).run, [Task("a", "go")])
+assert result.status == "completed"
+print([name for name in sys.modules if name.endswith((".notices", ".http_client"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
