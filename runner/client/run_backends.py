@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import stat
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -50,6 +51,7 @@ from plait.backends.specs.backend_specs import (
     PersonSpec,
     ProgramSpec,
     PydanticAISpec,
+    RatePart,
     build,
     default_spec,
     make_unchecked,
@@ -70,6 +72,7 @@ from plait.runner.domain.policy import Policy
 from plait.runner.engine.run_options import (
     DEFAULT_BACKEND,
     RunOptions,
+    account_of,
     needed_backends,
     policy_backends,
     task_backends,
@@ -260,6 +263,11 @@ class BackendSet:
         or_else = {name: [one for one in spec.or_else if one in made] for name, spec in self.specs.items()}
         or_else = {name: spares for name, spares in or_else.items() if spares and name in made}
         rates = {name: limit for name, limit in self.rates().items() if name in made}
+        if accounts := user_accounts():
+            for name in self.specs.keys() & made.keys() - rates.keys():
+                of_key = (account_of(made[name]) or "").rpartition(" ")[2]
+                if (found := accounts.get(of_key) or accounts.get(self.specs[name].kind)) is not None:
+                    rates[name] = found
         default = self.default if self.default in made else None
         notify = () if options.get("store") is None else self.notify  # a notice tells of what is stored
         given: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": notify}
@@ -368,6 +376,29 @@ def user_targets() -> tuple[NotifyTarget, ...]:
         return ()
     path = Path(named).expanduser()
     return read_notify(read_plan_data(path).get(NOTIFY), path)
+
+
+USER_ACCOUNTS = "PLAIT_ACCOUNTS"
+"""The environment variable that names a file with `accounts`, for the backends of all plans that have no `limits`."""
+_ACCOUNTS: TypeAdapter[dict[str, RatePart]] = TypeAdapter(dict[str, RatePart])
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+def user_accounts() -> dict[str, RateLimits]:
+    """Return the limits in the file that the environment names, by the kind of backend or the digest of the key. Raises
+    InvalidRequest, PlanError.
+    """
+    if not (named := os.environ.get(USER_ACCOUNTS)):
+        return {}
+    path = Path(named).expanduser()
+    with _mistakes_in(path, "accounts"):
+        parts = _ACCOUNTS.validate_python(read_plan_data(path).get("accounts") or {})
+    if unknown := next((name for name in parts if name not in KINDS and not _DIGEST.fullmatch(name)), None):
+        raise InvalidRequest(
+            f"{path}: accounts.{unknown}: there is no kind of backend {unknown!r}{nearest(unknown, KINDS)}; or write "
+            "the first 16 hexadecimal digits of the SHA-256 of a key"
+        )
+    return {name: RateLimits(**part.model_dump(), account=name) for name, part in parts.items()}
 
 
 @contextmanager

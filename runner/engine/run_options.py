@@ -117,9 +117,10 @@ class Accounts:
         one looks. The newest run's limits of rate hold for all.
         """
         backend, now = self._backends.get(name), self._clock.monotonic
-        named = _account_of(backend)
+        named = account_of(backend)
         limits, inner = self._rates.get(name), None if self._store is None else unbounded(self._store)
         is_stored = limits is not None and named is not None and isinstance(inner, TransactingStore)
+        scope = name if limits is None or limits.account is None else limits.account
         key = (name, self if named is None else named, _place_of(inner) if is_stored else None)
         accounts = _accounts.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
         account = accounts.get(key)
@@ -127,15 +128,16 @@ class Accounts:
             account = accounts[key] = Account()
         if limits is not None:
             limiters = self._own_limiters if named is None else _limiters
-            limiter = limiters.get(key)
+            counted = (scope, *key[1:])
+            limiter = limiters.get(counted)
             if limiter is None:
                 most_output = getattr(backend, "max_tokens", None)
-                limiter = limiters[key] = RateLimiter(limits, now(), most_output, is_granted=is_stored)
+                limiter = limiters[counted] = RateLimiter(limits, now(), most_output, is_granted=is_stored)
             if account.gate is None:
                 ledger = None
                 if named is not None and is_stored:
                     digest = sha256(named.encode()).hexdigest()[:16]
-                    ledger = StoredLedger(cast("TransactingStore", self._store), f"{name} {digest}", self._clock)
+                    ledger = StoredLedger(cast("TransactingStore", self._store), f"{scope} {digest}", self._clock)
                 account.gate = RateGate(limiter, now, ledger)
             if limiter.limits != limits:
                 account.gate.change(limits)
@@ -147,7 +149,7 @@ def _place_of(store: object) -> str:
     return str(getattr(store, "path", None) or getattr(store, "address", None) or id(store))
 
 
-def _account_of(backend: Backend | None) -> str | None:
+def account_of(backend: Backend | None) -> str | None:
     """Return the server and key that a backend uses; None if it has none, or none that can be found."""
     try:
         account: object = getattr(backend, "account", None)

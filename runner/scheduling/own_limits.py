@@ -45,6 +45,10 @@ class RateLimits:
     """Requests begun per minute; None for no limit."""
     tokens_per_minute: float | None = None
     """Tokens read and written per minute; None for no limit."""
+    account: str | None = None
+    """A name for the account, if the limits hold for all backends of its server and key together; None if they hold for
+    each backend by itself.
+    """
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute"):
