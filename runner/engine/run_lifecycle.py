@@ -252,13 +252,18 @@ def _is_over(run: LiveRun, executor: Executor) -> bool:
 
 
 def _throttled(run: LiveRun) -> dict[int, Pause]:
-    """Return the pause of each pending task whose last attempt was throttled in an earlier process."""
-    times, statuses = run.next_tries, run.state.statuses
-    return {
-        i: Pause(times.get(i, 0.0), record.error_kind or "", probe=True)
-        for i, record in enumerate(run.state.records)
-        if record.error_kind in THROTTLING and statuses[i] is TaskStatus.PENDING
-    }
+    """Return the pause of each pending task whose last attempt was throttled in an earlier process; without an end if
+    that was the attempt before, and the last one, perhaps the probe, was cut.
+    """
+    times, state, found = run.next_tries, run.state, dict[int, Pause]()
+    for i, record in enumerate(state.records):
+        if state.statuses[i] is not TaskStatus.PENDING:
+            continue
+        if record.error_kind in THROTTLING:
+            found[i] = Pause(times.get(i, 0.0), record.error_kind or "", probe=True)
+        elif record.error_kind is None and state.was_throttled(i):
+            found[i] = Pause(probe=True)
+    return found
 
 
 def _adopted_on_hosts(run: LiveRun) -> Iterator[tuple[str, str, int]]:

@@ -43,8 +43,9 @@ class Scheduler:
 
     `backends` names the backend of each task. `slots` are the slots of this run, or slots shared with other runs. A
     stored run begins with the `statuses` of its tasks, and, by position: tasks to set aside until `later`; pending
-    tasks that were `throttled` by their backend, with the pause, which is over for those outside `later`; and tasks
-    that have `held` a slot since before. If these are more than the slots, none starts until enough of them have ended.
+    tasks that were `throttled` by their backend, with the pause, which is over without an end and for those outside
+    `later`; and tasks that have `held` a slot since before. If these are more than the slots, none starts until enough
+    of them have ended.
 
     While a limit closes a backend, its tasks take slots of the first of its `spares` that none closes, and are its own
     again once they have given the slot back. `moved` names the backends of the held slots that are spares.
@@ -627,7 +628,10 @@ class Scheduler:
                 self.later.append(position)
                 if position in throttled and self._only_user(position):
                     account = self._queue_of[position].account
-                    account.close_for((self, position), throttled[position])
+                    if throttled[position].until:
+                        account.close_for((self, position), throttled[position])
+                    else:
+                        account.probing = True
                     account.announce()
                     self._refused[position] = account
             elif not self._missing[position]:

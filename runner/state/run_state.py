@@ -711,6 +711,10 @@ class RunState:
         """Count a failed attempt of the task. Return the number of throttlings, as `Failures.note`."""
         return self._failures.note(position, kind, in_a_row)
 
+    def was_throttled(self, position: int) -> bool:
+        """Return whether the task's backend has refused the task because of a limit or an overload."""
+        return self._failures.was_throttled(position)
+
     def count_stored_failures(self, position: int, attempts: Iterable[AttemptRecord]) -> None:
         """Count the task's failed attempts of earlier processes. A crash thus gives a task no further attempts, and no
         further corrections.
@@ -814,6 +818,10 @@ class Failures:
     def of(self, position: int) -> int:
         """Return the number of counted failures of the task."""
         return self._counted[position]
+
+    def was_throttled(self, position: int) -> bool:
+        """Return whether the backend has refused the task."""
+        return self._throttled[position] > 0
 
     def note(self, position: int, kind: str | None, in_a_row: int = 0) -> int:
         """Count a failed attempt with an error of `kind`.

@@ -233,6 +233,27 @@ async def test_a_parked_run_can_be_cancelled(store: Store, provider: Provider) -
     assert await store.list_claimable() == ()
 
 
+async def test_after_a_probe_that_was_cut_another_probe_goes_first(store: Store, provider: Provider) -> None:
+    provider.left = 0
+    await runner(store, provider, concurrency=1).run(TASKS, "r")
+    provider.clock.shift += provider.wait + 10
+    called = anyio.Event()
+
+    async def hangs(_prompt: str) -> str:
+        called.set()
+        await anyio.sleep_forever()
+        return ""
+
+    async with ParallelRunner(hangs, store=store, clock=provider.clock).start_resume("r") as run:
+        await called.wait()
+        run.stop()
+    assert provider.closed_until is not None
+    provider.closed_until += HOURS  # the limit has not ended, though its time has come
+    calls = len(provider.calls)
+    result = await runner(store, provider, concurrency=4).resume("r")
+    assert (result.status, len(provider.calls)) == (RunStatus.PARKED, calls + 1)
+
+
 async def test_a_run_of_one_task_parks_again_and_again(store: Store, provider: Provider) -> None:
     provider.left = 0
     result = await runner(store, provider).run([Task("a", "a")], "r")
