@@ -131,6 +131,10 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
         shown = facts["critical_path"][:_LONGEST_PATH]
         dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
         print_line(f"  longest path  {' -> '.join(shown)}{dots}")
+    for name, lines in facts.get("rows", {}).items():
+        print_line(
+            f"  rows          {as_line(name)}: {lines:,} lines, read as the run goes; counted here are the first"
+        )
     for name, call in facts["calls"].items():
         rounds = f", {counted(call['rounds'], 'round')} at most" if call["rounds"] else ""
         print_line(f"  {'loop' if rounds else 'plan'}          {name}: {', '.join(call['tasks'])}{rounds}")
@@ -173,6 +177,7 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
             if task.call is not None
         },
         "backends": {name: _backend_facts(plan.backends.get(name), number) for name, number in used.items()},
+        **({} if dag.rows_file is None else {"rows": plan.lengths}),
     }
 
 

@@ -68,11 +68,11 @@ class Calls:
 
     def __init__(self, *fails: str) -> None:
         self.prompts: list[str] = []
-        self._fails = fails
+        self.fails = fails
 
     async def __call__(self, prompt: str) -> str:
         self.prompts.append(prompt)
-        if prompt in self._fails:
+        if prompt in self.fails:
             raise ValueError("no")
         return f"<{prompt}>"
 
@@ -86,7 +86,7 @@ class Planner:
         return None
 
     @asynccontextmanager
-    async def open(self, _request: ConversationRequest) -> AsyncGenerator[Planner]:
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Planner]:
         yield self
 
     async def send(self, prompt: str) -> Reply:
@@ -144,7 +144,7 @@ async def test_a_failed_row_and_those_that_it_blocks_do_not_hold_up_the_others(t
         result = await runner.run(dag, "r")
         assert result.status is RunStatus.FAILED
         assert (result.failed, result.blocked) == (("note.7", "note.55"), ("sum.7", "sum.55"))
-        calls._fails = ()
+        calls.fails = ()
         calls.prompts.clear()
         mended = await runner.resume("r", retry_failed=True)
         assert mended.status is RunStatus.COMPLETED
@@ -360,6 +360,8 @@ def test_the_commands_show_the_last_tasks_and_export_all(tmp_path: Path, monkeyp
     write_rows(tmp_path, 60)
     backend = '{kind: function, call: "work.py:work"}'
     (tmp_path / "plan.yaml").write_text(PLAN.replace("{kind: openai, model: m}", backend) + ONE)
+    checked = plait_here(tmp_path, "check", "plan.yaml")
+    assert "rows          people: 60 lines, read as the run goes" in checked.out
     ran = plait_here(tmp_path, "run", "plan.yaml")
     assert (ran.code, ran.out) == (1, "")
     assert "58 of 60 tasks completed" in ran.err
