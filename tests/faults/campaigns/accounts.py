@@ -189,7 +189,7 @@ async def member(number: int, place: str, url: str, tasks: int) -> None:
         raise SystemExit(f"run {number} is {run.status}")
 
 
-def _patched(function: Callable[..., Grant]) -> AbstractContextManager[object]:
+def _patched(function: Callable[[Demand, account_ledger.Row, float], Grant]) -> AbstractContextManager[object]:
     return mock.patch("plait.runner.engine.stored_ledger.book", function)
 
 
