@@ -48,6 +48,7 @@ from plait import events
 from plait.backends.backend_protocol import Output
 from plait.backends.process.child_process import ProgramBackend
 from plait.backends.running_turn import Cancellation
+from plait.errors import ErrorKind
 from plait.json_form import JsonInput
 from plait.runner.domain.asked_question import RAISES, Way
 from plait.runner.domain.run_tuning import Tuning, why_not_again
@@ -771,8 +772,9 @@ class Executor:
     def _begin_wait(self, position: int, event: events.Event) -> None:
         """Begin to wait for the time of the task's next attempt, or for an answer."""
         assert self._workers is not None
-        if isinstance(event, events.TaskRetried) and not event.delay_s:
-            self._scheduler.requeue(position)
+        keeps_turn = self._run.options.spares or getattr(event, "error_kind", "") == ErrorKind.NO_CREDIT
+        if isinstance(event, events.TaskRetried) and not event.delay_s and keeps_turn:
+            self._scheduler.requeue(position)  # it moves, or waits for credit with the task that asks
         elif isinstance(event, events.TaskRetried):
             self._delays.begin(self._workers, position, event.delay_s)
         elif isinstance(event, events.TaskWaiting) and event.asked is not None:

@@ -163,7 +163,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("You've hit your usage limit. Try again at Nov 20th, 2026 11:06 AM.", ErrorKind.RATE_LIMITED, 172_820.0),
         ("You've hit your usage limit. Try again later.", ErrorKind.RATE_LIMITED, None),
         ("stream disconnected: Rate limit reached. Please try again in 11.054s.", ErrorKind.RATE_LIMITED, 11.054),
-        ("Quota exceeded. Check your plan and billing details.", ErrorKind.AUTH, None),
+        ("Quota exceeded. Check your plan and billing details.", ErrorKind.NO_CREDIT, None),
         ("To use Codex with your ChatGPT plan, upgrade to Plus", ErrorKind.AUTH, None),
         ("Missing environment variable: `KEY`.", ErrorKind.AUTH, None),
         ("Codex ran out of room in the model's context window.", ErrorKind.CONTEXT_OVERFLOW, None),

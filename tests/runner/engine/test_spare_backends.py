@@ -16,6 +16,7 @@ from plait.backends.prices import Billing, Price
 from plait.errors import BackendError, DAGError, ErrorKind, InvalidRequest
 from plait.events import BackendThrottled, Event, TaskRetried, TaskStarted
 from plait.persistence import MemoryStore, Store
+from plait.runner.scheduling.own_limits import RateLimits
 from plait.usage import Usage
 from tests.runner.engine.test_probes import Call, Decided, Still, too_many, wide
 from tests.support.fakes import Talker
@@ -193,6 +194,20 @@ async def test_a_spare_keeps_its_own_limits_and_its_own_tasks_have_it_too() -> N
         assert scene.under_way() == {"second": ["t00"]}
         await scene.end_all()
         assert scene.places("own") == [("second", None)]
+
+
+async def test_a_spare_keeps_its_limits_of_rate() -> None:
+    api, second = Talker(lambda _prompt, _request: too_many(HOURS)), Talker()
+    runner = ParallelRunner(
+        backends={"api": api, "second": second},
+        default="api",
+        or_else={"api": ["second"]},
+        rates={"second": RateLimits(requests_per_minute=6_000)},
+        concurrency=8,
+    )
+    with anyio.fail_after(60):
+        result = await runner.run([*wide(20), Task("own", "own", backend="second")])
+    assert (result.status, len(second.prompts)) == (RunStatus.COMPLETED, 21)
 
 
 async def test_runs_of_one_loop_share_what_closes_a_backend() -> None:
