@@ -14,7 +14,7 @@ from plait import DAG, Check, ParallelRunner, RunStatus, Task
 from plait.backends import Conversation, ConversationRequest, Reply
 from plait.backends.prices import Billing, Price
 from plait.errors import BackendError, DAGError, ErrorKind, InvalidRequest
-from plait.events import BackendThrottled, Event, TaskRetried, TaskStarted
+from plait.events import BackendThrottled, Event, RunCompleted, TaskRetried, TaskStarted
 from plait.persistence import MemoryStore, Store
 from plait.runner.scheduling.own_limits import RateLimits
 from plait.usage import Usage
@@ -41,6 +41,13 @@ class Scene:
     def under_way(self) -> dict[str, list[str]]:
         """Return the prompts of the calls under way, by backend."""
         return {name: one.prompts for name, one in self.backends.items() if one.prompts}
+
+    async def reaches(self, **calls: list[str]) -> None:
+        """Wait for the store, in its thread, until just these calls are under way."""
+        with anyio.fail_after(60):
+            while self.under_way() != calls:
+                await self.clock.advance(1.0)
+                await anyio.sleep(0.001)
 
     def call(self, name: str, prompt: str) -> Call:
         return next(call for call in self.backends[name].calls if call.prompt == prompt)
@@ -278,18 +285,19 @@ async def test_a_refused_answer_is_corrected_by_the_spare_that_is_told_of_it() -
 async def test_a_crashed_run_knows_which_backend_is_closed_and_which_one_has_the_session(store: Store) -> None:
     dag, clock = DAG([Task("a", "a"), Task("b", "b", continues="a")]), Still()
     async with running(dag, {"api": ["second"]}, store=store, clock=clock) as scene:
+        await scene.reaches(api=["a"])
         await scene.call("api", "a").end(too_many(HOURS))
-        await settled()
+        await scene.reaches(second=["a"])
         await scene.call("second", "a").end("done")
-        await settled()
-        assert scene.under_way() == {"second": ["b"]}
+        await scene.reaches(second=["b"])
     async with running(dag, {"api": ["second"]}, store=store, clock=clock, resume=True) as scene:
-        await scene.clock.advance(3)
-        await settled()
-        assert scene.under_way() == {"second": ["b"]}, "nothing is sent to a backend that is known to be closed"
+        await scene.reaches(second=["b"])
         assert [one.content for one in scene.call("second", "b").request.history] == ["a", "done"]
-        await scene.end_all()
-        await settled()
+        await scene.call("second", "b").end("done")
+        with anyio.fail_after(60):
+            while not isinstance(scene.events[-1], RunCompleted):  # noqa: ASYNC110 - the store is in a thread
+                await anyio.sleep(0.001)
+        assert all(one.backend == "second" for one in scene.events if isinstance(one, TaskStarted)), "never the closed"
     attempts = [(one.task_id, one.attempt, one.backend) for one in await store.list_attempts("r")]
     assert attempts == [("a", 1, "api"), ("a", 2, "second"), ("b", 1, "second"), ("b", 2, "second")]
     view = await ParallelRunner(Talker(), store=store).runs.task("r", "a")
