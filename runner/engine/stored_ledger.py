@@ -58,6 +58,7 @@ class StoredLedger:
         self._store = store
         self._account = account
         self._clock = clock
+        self._is_away = False
         self._user = f"{gethostname()}:{os.getpid()}"
 
     async def fill(self, limiter: RateLimiter, characters: int, calls: int, on_closed: Callable[[float], None]) -> None:
@@ -87,10 +88,14 @@ class StoredLedger:
     async def _change(self, function: Callable[[Row, float], T]) -> T | None:
         """Return the result of the function; None if the store is away."""
         try:
-            return await self._store.transact(change(self._account, function))
+            result = await self._store.transact(change(self._account, function))
         except StoreError as error:
-            logger().warning("account_unreachable", account=self._account, error=str(error))
+            if not self._is_away:
+                logger().warning("account_unreachable", account=self._account, error=str(error))
+            self._is_away = True
             return None
+        self._is_away = False
+        return result
 
 
 def _alone(demand: Demand) -> Grant:

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ WIDTH = 8
 """The tasks at once of each process."""
 CALL_S = 0.8
 PER_SECOND = 0.6 * MEMBERS * WIDTH / CALL_S
-CAPACITY_S = 1.0
+CAPACITY_S = 2.0
 SETTLED_S = 1.0
 """Seconds after the first call of the last process, from which the use is measured."""
 TASKS: dict[Scale, int] = {"quick": 100, "nightly": 500}
@@ -208,10 +209,10 @@ def _unqueued() -> AbstractContextManager[object]:
     """A process that has to wait books nothing, and asks again: every other process seldom."""
 
     def book(demand: Demand, row: account_ledger.Row, now: float) -> Grant:
-        tried: account_ledger.Row = {name: list(part) for name, part in row.items()}
+        tried = deepcopy(row)
         grant = account_ledger.book(demand, tried, now)
         if grant.delay > 0:
-            return Grant(0.02 if os.getpid() % 2 else 0.2, Units())
+            return Grant(0.02 if int(sys.argv[2]) % 2 else 0.2, Units())  # the number of the process
         row.update(tried)
         return grant
 
@@ -264,7 +265,7 @@ def is_caught(bug: str) -> bool:
     """Return whether a round with the planted bug is found out, as what it is."""
 
     async def tried() -> Told:
-        return await play(40, bug=bug)
+        return await play(60, bug=bug)
 
     return any(line.startswith(BUGS[bug][1]) for line in anyio.run(tried).violations())
 
