@@ -42,8 +42,11 @@ async def test_a_database_that_is_fit_has_no_obstacle() -> None:
     [(_, tables, rights)] = connection.asked
     needed = {f"{right} {table}" for table, right in zip(tables, rights, strict=True)}
     assert needed == {
-        *(f"INSERT {table}" for table in ("texts", "runs", "tasks", "attempts", "messages", "events", "notes")),
-        *(f"UPDATE {table}" for table in ("texts", "runs", "tasks", "attempts")),
+        *(
+            f"INSERT {table}"
+            for table in ("texts", "runs", "tasks", "attempts", "messages", "events", "notes", "accounts")
+        ),
+        *(f"UPDATE {table}" for table in ("texts", "runs", "tasks", "attempts", "accounts")),
     }
 
 
