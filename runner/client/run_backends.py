@@ -366,37 +366,44 @@ def read_notify(value: object, path: Path) -> tuple[NotifyTarget, ...]:
     return targets
 
 
-USER_NOTIFY = "PLAIT_NOTIFY"
-"""The environment variable that names a file with `notify`, for the runs of all plans that have none."""
-
-
-def user_targets() -> tuple[NotifyTarget, ...]:
-    """Return the targets in the file that the environment names. Raises InvalidRequest, PlanError."""
-    if not (named := os.environ.get(USER_NOTIFY)):
-        return ()
-    path = Path(named).expanduser()
-    return read_notify(read_plan_data(path).get(NOTIFY), path)
-
-
-USER_ACCOUNTS = "PLAIT_ACCOUNTS"
-"""The environment variable that names a file with `accounts`, for the backends of all plans that have no `limits`."""
+USER_FILE = "PLAIT_CONFIG"
+"""The environment variable that names the file of a user or a team, for all plans: its `notify` is for the runs of
+those that have none, its `accounts` for the backends that have no `limits`.
+"""
 _ACCOUNTS: TypeAdapter[dict[str, RatePart]] = TypeAdapter(dict[str, RatePart])
+_ACCOUNTS_KEY = "accounts"
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
-def user_accounts() -> dict[str, RateLimits]:
-    """Return the limits in the file that the environment names, by the kind of backend or the digest of the key. Raises
-    InvalidRequest, PlanError.
-    """
-    if not (named := os.environ.get(USER_ACCOUNTS)):
-        return {}
+def _of_user(key: str) -> tuple[Path, Any]:
+    """Return the path of the user's file, and what it has under `key`. Raises InvalidRequest, PlanError."""
+    if not (named := os.environ.get(USER_FILE)):
+        return Path(), None
     path = Path(named).expanduser()
-    with _mistakes_in(path, "accounts"):
-        parts = _ACCOUNTS.validate_python(read_plan_data(path).get("accounts") or {})
+    value = read_plan_data(path)
+    if unknown := next((one for one in value if one not in {NOTIFY, _ACCOUNTS_KEY}), None):
+        hint = nearest(unknown, [NOTIFY, _ACCOUNTS_KEY]) or f"; there are {NOTIFY} and {_ACCOUNTS_KEY}"
+        raise InvalidRequest(f"{path}: the file that {USER_FILE} names has no key {unknown!r}{hint}")
+    return path, value.get(key)
+
+
+def user_targets() -> tuple[NotifyTarget, ...]:
+    """Return the targets in the user's file. Raises InvalidRequest, PlanError."""
+    path, value = _of_user(NOTIFY)
+    return read_notify(value, path)
+
+
+def user_accounts() -> dict[str, RateLimits]:
+    """Return the limits in the user's file, by the kind of backend or the digest of the key. Raises InvalidRequest,
+    PlanError.
+    """
+    path, value = _of_user(_ACCOUNTS_KEY)
+    with _mistakes_in(path, _ACCOUNTS_KEY):
+        parts = _ACCOUNTS.validate_python(value or {})
     if unknown := next((name for name in parts if name not in KINDS and not _DIGEST.fullmatch(name)), None):
         raise InvalidRequest(
-            f"{path}: accounts.{unknown}: there is no kind of backend {unknown!r}{nearest(unknown, KINDS)}; or write "
-            "the first 16 hexadecimal digits of the SHA-256 of a key"
+            f"{path}: {_ACCOUNTS_KEY}.{unknown}: there is no kind of backend {unknown!r}{nearest(unknown, KINDS)}; or "
+            "write the first 16 hexadecimal digits of the SHA-256 of a key"
         )
     return {name: RateLimits(**part.model_dump(), account=name) for name, part in parts.items()}
 

@@ -119,7 +119,7 @@ async def test_the_users_own_file_is_for_the_runs_of_plans_without_targets(
 ) -> None:
     with receiving() as other:
         (tmp_path / "mine.yaml").write_text(f"notify:\n- url: {receiver.url}\n")
-        monkeypatch.setenv("PLAIT_NOTIFY", str(tmp_path / "mine.yaml"))
+        monkeypatch.setenv("PLAIT_CONFIG", str(tmp_path / "mine.yaml"))
         plan = tmp_path / "without.yaml"
         plan.write_text("tasks:\n- id: a\n  run: [echo, hello]\n")
         receiver.status = 503
@@ -131,6 +131,6 @@ async def test_the_users_own_file_is_for_the_runs_of_plans_without_targets(
         clock.ahead = FIRST_WAIT_S + 1
         assert await UnsentNotices(store, clock=clock).send() is None
         assert (receiver.told, other.told) == ([("r1", "done")], [("r2", "done")])
-        monkeypatch.setenv("PLAIT_NOTIFY", str(tmp_path / "gone.yaml"))
+        monkeypatch.setenv("PLAIT_CONFIG", str(tmp_path / "gone.yaml"))
         with pytest.raises(InvalidRequest, match=r"gone\.yaml cannot be read"):
             await Plan.load(plan).run(store=store)

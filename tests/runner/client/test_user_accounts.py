@@ -21,7 +21,7 @@ DIGEST = sha256(KEY.encode()).hexdigest()[:16]
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("PLAIT_ACCOUNTS", str(tmp_path / "accounts.yaml"))
+    monkeypatch.setenv("PLAIT_CONFIG", str(tmp_path / "accounts.yaml"))
     return tmp_path / "accounts.yaml"
 
 
@@ -55,6 +55,7 @@ async def test_a_digest_counts_before_the_kind_and_others_are_left_alone(file: P
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("acounts: {openai: {requests_per_minute: 6}}", "no key 'acounts'; did you mean 'accounts'"),
         ("accounts: {opnai: {requests_per_minute: 6}}", "accounts.opnai: .*did you mean 'openai'"),
         ("accounts: {openai: {requests: 6}}", "accounts.openai.requests: "),
         ("accounts: {openai: {requests_per_minute: 0}}", "accounts.openai.requests_per_minute: "),
