@@ -26,7 +26,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
-from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, stored_limits
+from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, clock_time, stored_limits
 from plait.runner.engine.lease import due_at, liveness, shown_status, wait_for_expiry
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
@@ -272,7 +272,7 @@ def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:
         kind,
         run,
         status=status,
-        reason=_reason(run, status, counts.get(TaskStatus.WAITING_INPUT, 0), loop),
+        reason=_reason(run, status, counts.get(TaskStatus.WAITING_INPUT, 0), loop, due),
         owner=owner and view_of(OwnerView, owner, liveness=liveness(owner).value),
         done=sum(counts.get(one, 0) for one in TASK_DONE),
         total=sum(counts.values()),
@@ -286,7 +286,7 @@ def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:
 _WAIT = frozenset({RunStatus.PARKED, RunStatus.WAITING_INPUT})
 
 
-def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | None) -> str | None:
+def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | None, due: float | None) -> str | None:
     """Return the reason for the status, in a few words; None if the status needs none."""
     asks = None if not asking else "1 task asks a person" if asking == 1 else f"{asking:,} tasks ask a person"
     owner = "" if run.owner is None else f" ({run.owner.process})"
@@ -294,7 +294,7 @@ def _reason(run: RunRecord, status: RunStatus, asking: int, loop: LoopView | Non
     reasons = {
         RunStatus.QUEUED: "no process has started the run",
         RunStatus.INTERRUPTED: f"owner dead{owner}; resume the run",
-        RunStatus.PARKED: "everything waits for a time; `plait wake` continues the run then",
+        RunStatus.PARKED: f"everything waits until {clock_time(due or 0.0, 0.0)}; `plait wake` continues the run then",
         RunStatus.CANCELLING: "running attempts may end by themselves for a grace time",
         RunStatus.RUNNING: asks or progress,
         RunStatus.COMPLETED: progress,

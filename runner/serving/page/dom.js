@@ -89,9 +89,6 @@ export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 
 /** The statuses of a run that no process runs. */
 export const RESUMABLE = ["interrupted", "parked", "waiting_input", "queued"];
 
-/** Return why a run has its status. */
-export const why = (run) => (run.status === "parked" ? `everything waits until ${clock(run.due_at)}` : run.reason);
-
 export const words = (status) => status.replace("_", " ");
 
 export const json = (value) => JSON.stringify(value, null, 2);

@@ -17,7 +17,6 @@ async function ask(path, given) {
 
 export const get = async (path, given) => (await ask(path, given)).json();
 export const post = (path, body = {}) => get(path, { method: "POST", body: JSON.stringify(body) });
-/** Save the answer of the server as the file `name`. */
 export async function download(path, name) {
 	const href = URL.createObjectURL(await (await ask(path)).blob());
 	const link = Object.assign(document.createElement("a"), { href, download: name });

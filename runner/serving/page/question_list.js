@@ -77,7 +77,6 @@ export class QuestionsPage {
 	}
 }
 
-/** Say that the task has its answer, and how to go on. */
 export function afterAnswer(place, { run_id: run, task_id: task }, how, status) {
 	const resume = () => post(`${runPath(run)}/resume`).then(() => replace(place, `Run ${run} continues.`));
 	replace(place, `${task} is ${how}. `, RESUMABLE.includes(status) && ["No process runs its run. ", working("Resume the run", place, resume)]);

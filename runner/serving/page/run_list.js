@@ -1,7 +1,7 @@
 // The list of runs.
 
 import { resumeRun } from "./dialogs.js";
-import { addressOf, button, chips, clock, cost, count, elapsed, h, replace, RESUMABLE, SHAPES, status, tokens, why, words } from "./dom.js";
+import { addressOf, button, chips, clock, cost, count, elapsed, h, replace, RESUMABLE, SHAPES, status, tokens, words } from "./dom.js";
 import { get, poll } from "./page_api.js";
 
 const LIMIT = 50;
@@ -93,7 +93,7 @@ export class RunsPage {
 		return h("tr", { onclick: (event) => event.target.closest("a, button") || (location.hash = href) },
 			h("td.c-run", h("a", { href }, run.name || run.run_id),
 				h("span.id", `${run.run_id} · ${clock(run.created_at)}`)),
-			h("td.c-status", status(run.status), run.reason && h("span.why", why(run)),
+			h("td.c-status", status(run.status), run.reason && h("span.why", run.reason),
 				RESUMABLE.includes(run.status) && button("Resume…", () => resumeRun(run.run_id, false))),
 			h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
 			h("td.c-cost", cost(run)),

@@ -1,7 +1,7 @@
 // A run: its state and actions, and its tasks in three views of one selection, the chosen task beside them.
 
 import { cancelRun, pauseRun, resumeRun, tuneRun } from "./dialogs.js";
-import { addressOf, button, chips, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, why, words } from "./dom.js";
+import { addressOf, button, chips, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
 import { GraphView } from "./graph_view.js";
 import { Live } from "./page_api.js";
 import { ResultTable } from "./result_table.js";
@@ -125,7 +125,7 @@ export class RunPage {
 
 	tick() {
 		const { head } = this;
-		replace(this.facts, status(head.status), head.reason && h("span.why", why(head)),
+		replace(this.facts, status(head.status), head.reason && h("span.why", head.reason),
 			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head), inOut(head), owner(head), ...head.throttled]
 				.map((text) => text && h("span", text)),
 			h("code.id", head.run_id));

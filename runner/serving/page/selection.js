@@ -57,7 +57,6 @@ export class Selection {
 		return Date.now() - this.origin;
 	}
 
-	/** Return the seconds that a task has taken. */
 	took({ status, start, took }) {
 		return status === "running" ? Math.floor((this.now - start) / 1000) : took / 1000;
 	}

@@ -41,9 +41,9 @@ export class TaskPanel {
 			? h("p.callout.bad", "The stored result does not match its checksum. Retry failed tasks to run the task again.")
 			: task.data !== null ? task.data?.constructor === Object ? pairs(Object.entries(task.data).map(([name, one]) => [name, textOf(one)])) : h("pre", json(task.data)) : task.text !== null && h("pre.text", linked(task.text)));
 		this.showTalk();
-		this.showPart("tries", "Attempts", task.history.length > 0 && table(["#", "Status", "Backend", "Started", "Time", "Tokens", "Cost", "Error"],
+		this.showPart("tries", "Attempts", task.history.length > 0 && table(["#", "Status", "Started", "Time", "Tokens", "Cost", "Error"],
 			task.history.map((one) =>
-				[one.attempt, one.status, one.moved_from ? `${one.backend}, moved from ${one.moved_from}` : one.backend, clock(one.started_at), seconds(one.duration_s), tokens(one.input_tokens + one.output_tokens),
+				[one.attempt, one.moved_from ? `${one.status} by ${one.backend}` : one.status, clock(one.started_at), seconds(one.duration_s), tokens(one.input_tokens + one.output_tokens),
 					cost(one), one.error_kind && `${one.error_kind}: ${one.error}`])));
 		this.showMore(task);
 	}
