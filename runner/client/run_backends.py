@@ -402,8 +402,8 @@ def user_accounts() -> dict[str, RateLimits]:
         parts = _ACCOUNTS.validate_python(value or {})
     if unknown := next((name for name in parts if name not in KINDS and not _DIGEST.fullmatch(name)), None):
         raise InvalidRequest(
-            f"{path}: {_ACCOUNTS_KEY}.{unknown}: there is no kind of backend {unknown!r}{nearest(unknown, KINDS)}; or "
-            "write the first 16 hexadecimal digits of the SHA-256 of a key"
+            f"{path}: {_ACCOUNTS_KEY}.{unknown}: an account is a kind of backend, or the first 16 hexadecimal digits "
+            f"of the SHA-256 of a key, not {unknown!r}{nearest(unknown, KINDS)}"
         )
     return {name: RateLimits(**part.model_dump(), account=name) for name, part in parts.items()}
 

@@ -772,11 +772,11 @@ class Executor:
     def _begin_wait(self, position: int, event: events.Event) -> None:
         """Begin to wait for the time of the task's next attempt, or for an answer."""
         assert self._workers is not None
-        keeps_turn = self._run.options.spares or getattr(event, "error_kind", "") == ErrorKind.NO_CREDIT
-        if isinstance(event, events.TaskRetried) and not event.delay_s and keeps_turn:
-            self._scheduler.requeue(position)  # it moves, or waits for credit with the task that asks
-        elif isinstance(event, events.TaskRetried):
-            self._delays.begin(self._workers, position, event.delay_s)
+        if isinstance(event, events.TaskRetried):
+            if not event.delay_s and (self._run.options.spares or event.error_kind == ErrorKind.NO_CREDIT):
+                self._scheduler.requeue(position)  # it moves, or waits for credit with the task that asks
+            else:
+                self._delays.begin(self._workers, position, event.delay_s)
         elif isinstance(event, events.TaskWaiting) and event.asked is not None:
             self._questions.begin(self._workers, position, self._state.asking[position])
 

@@ -44,9 +44,10 @@ from plait.runner.plan.plan_policies import (
     workflow_dag,
     workflow_of,
 )
-from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_prompt_files, read_source
+from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source
 from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_tasks import PlanTasks, call_of, function_of
+from plait.runner.plan.prompt_files import read_prompt_files
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.prompts.prompt_template import condition_names, names_in
 from plait.runner.scheduling.slots import Concurrency, mistakes_of_spares, spares_of
