@@ -9,19 +9,16 @@ had called is paid for. Never may the bill exceed the highest budget that was gi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import signal
 import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,9 @@ from plait.runner.state import budget as money
 from plait.runner.state.budget import Budget
 from plait.runner.state.run_state import RunState
 from plait.usage import Usage
-from tests.faults.campaigns.report import Report, Scale
+from tests.faults.campaigns import killed_runs
+from tests.faults.campaigns.killed_runs import Campaign, in_a_process
+from tests.faults.campaigns.report import Scale
 
 RUNS: dict[Scale, int] = {"quick": 40, "nightly": 1_000}
 MOST = 4
@@ -118,22 +117,16 @@ class _Call:
 
 
 @dataclass
-class Told:
+class Told(killed_runs.Told):
     """What one run showed."""
 
-    seed: int
-    kills: Counter[str] = field(default_factory=Counter[str])
     raises: int = 0
     calls: int = 0
-    violations: list[str] = field(default_factory=list[str])
-
-    def broken(self, what: str) -> None:
-        self.violations.append(f"seed {self.seed}: {what} (python -m tests.faults.campaigns.money {self.seed})")
 
 
 def tell(seed: int, bug: str | None = None) -> Told:
     """Play one seed to its end, in processes of its own. Call it in a process without threads."""
-    story, told, rng = Story.of(seed), Told(seed), random.Random(f"kills {seed}")
+    story, told, rng = Story.of(seed), Told("money", seed), random.Random(f"kills {seed}")
     limits = {"": story.budget, **{task.id: task.max_cost for task in story.tasks if task.max_cost is not None}}
     with tempfile.TemporaryDirectory(prefix="plait-money-") as place:
         folder, answers = Path(place), dict[str, float]()
@@ -179,29 +172,10 @@ def _judge(folder: Path, limits: Mapping[str, float], told: Told) -> None:
 
 
 def _judge_end(ended: Mapping[str, Any], told: Told) -> None:
-    if ended["status"] != RunStatus.COMPLETED or ended["unfinished"]:
-        told.broken(f"the run is {ended['status']}, unfinished are {ended['unfinished']}")
-    if ended["reserved"]:
+    if ended["status"] != RunStatus.COMPLETED or ended.get("unfinished"):
+        told.broken(f"the run is {ended['status']}, unfinished are {ended.get('unfinished')}")
+    if ended.get("reserved"):
         told.broken(f"{ended['reserved']} reserved for ever")
-
-
-def in_a_process(work: Callable[[], Any], folder: Path) -> dict[str, Any] | str:
-    """Run `work` in a process, and return what it returned; the name of the boundary at which it was killed."""
-    said = folder / "said"
-    said.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        try:
-            said.with_suffix(".new").write_text(json.dumps(work()))
-            said.with_suffix(".new").replace(said)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return (folder / "boundary").read_text()
-    return json.loads(said.read_text()) if said.exists() else {"status": "broken", "unfinished": [], "reserved": {}}
 
 
 def _execute(
@@ -294,59 +268,21 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "a reservation not stored with its start": _not_stored,
 }
 """What plants each bug in a process."""
-_TRIED = 40
-
-
-def is_caught(bug: str) -> bool:
-    """Return whether one of the first seeds shows the planted bug."""
-    return any(tell(seed, bug).violations for seed in range(_TRIED))
-
-
-def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
-    """The runs that `scale` says, and the planted bugs. Call it in a process without threads."""
-    began = time.monotonic()
-    told = [tell(one) for one in range(seed, seed + RUNS[scale])]
-    kills = sum((one.kills for one in told), Counter[str]())
-    return Report(
-        method="money",
-        unit="runs within a budget",
-        cases=len(told),
-        violations=tuple(line for one in told for line in one.violations),
-        planted={bug: is_caught(bug) for bug in BUGS} if planted else {},
-        seconds=time.monotonic() - began,
-        figures={
-            "kills": kills.total(),
-            "boundaries": len(kills),
-            "calls": sum(one.calls for one in told),
-            "raises": sum(one.raises for one in told),
-            "runs that spent beyond their budget": sum(bool(one.violations) for one in told),
-        },
-    )
-
-
-def main(arguments: list[str]) -> int:
-    """Play seeds, or the planted bugs; 0 if nothing broke, and every bug showed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaigns.money", description=__doc__)
-    parser.add_argument("seeds", nargs="*", type=int)
-    parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--planted", action="store_true")
-    options = parser.parse_args(arguments)
-    if options.planted:
-        caught = {bug: is_caught(bug) for bug in BUGS}
-        for bug, seen in caught.items():
-            print(f"{bug}: {'caught' if seen else 'NOT CAUGHT'}")
-        return 0 if all(caught.values()) else 1
-    told = [tell(seed) for seed in options.seeds or range(options.count or RUNS["quick"])]
-    for line in (line for one in told for line in one.violations):
-        print(line)
-    kills = sum((one.kills for one in told), Counter[str]())
-    broken = sum(bool(one.violations) for one in told)
-    print(
-        f"{len(told):,} runs, {sum(one.calls for one in told):,} calls, {kills.total():,} kills at {len(kills)} "
-        f"boundaries, {sum(one.raises for one in told):,} raises: {broken} broken"
-    )
-    return int(broken > 0)
+CAMPAIGN = Campaign(
+    method="money",
+    unit="runs within a budget",
+    runs=RUNS,
+    tell=tell,
+    bugs=BUGS,
+    tried=40,
+    figures=lambda told: {
+        "calls": sum(one.calls for one in told),
+        "raises": sum(one.raises for one in told),
+        "runs that spent beyond their budget": sum(bool(one.violations) for one in told),
+    },
+)
+run = CAMPAIGN.run
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(CAMPAIGN.main(sys.argv[1:]))

@@ -10,7 +10,6 @@ the id of that event, and no other one.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -20,11 +19,10 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -48,7 +46,9 @@ from plait.runner.engine import notices
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.recovery import resume
 from plait.statuses import RUN_DONE
-from tests.faults.campaigns.report import Report, Scale
+from tests.faults.campaigns import killed_runs
+from tests.faults.campaigns.killed_runs import Campaign, in_a_process
+from tests.faults.campaigns.report import Scale
 
 RUNS: dict[Scale, int] = {"quick": 30, "nightly": 500}
 AWAY_S = 3_600
@@ -75,23 +75,17 @@ class Ahead(Clock):
 
 
 @dataclass
-class Told:
+class Told(killed_runs.Told):
     """What one run showed."""
 
-    seed: int
-    kills: Counter[str] = field(default_factory=Counter[str])
     sent: int = 0
     again: int = 0
-    violations: list[str] = field(default_factory=list[str])
-
-    def broken(self, what: str) -> None:
-        self.violations.append(f"seed {self.seed}: {what} (python -m tests.faults.campaigns.notice_kills {self.seed})")
 
 
 def tell(seed: int, bug: str | None = None) -> Told:
     """Play one seed to its end, in processes of its own. Call it in a process without threads."""
     importlib.import_module("aiohttp")  # once, and not again in each process
-    told, rng = Told(seed), random.Random(f"notices {seed}")
+    told, rng = Told("notice_kills", seed), random.Random(f"notices {seed}")
     fails, is_away, ahead = rng.random() < 0.4, rng.random() < 0.5, 0.0
     with tempfile.TemporaryDirectory(prefix="plait-notices-") as place, _receiver(Path(place)) as url:
         folder = Path(place)
@@ -100,7 +94,7 @@ def tell(seed: int, bug: str | None = None) -> Told:
         for _ in range(_ROUNDS):
             kind, most = rng.choice(_KINDS)
             kill = (kind, rng.randint(1, most)) if told.kills.total() < _KILLS else None
-            ended = _in_a_process(partial(_execute, folder, ahead, kill, bug, fails=fails), folder)
+            ended = in_a_process(partial(_execute, folder, ahead, kill, bug, fails=fails), folder)
             if isinstance(ended, str):
                 told.kills[ended] += 1
                 continue
@@ -156,24 +150,6 @@ def _receiver(folder: Path) -> Generator[str]:
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-
-
-def _in_a_process(work: Callable[[], Any], folder: Path) -> dict[str, Any] | str:
-    """Run `work` in a process, and return what it returned; the name of the boundary at which it was killed."""
-    said = folder / "said"
-    said.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        try:
-            said.write_text(json.dumps(work()))
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return (folder / "boundary").read_text()
-    return json.loads(said.read_text()) if said.exists() else {"problem": "a process raised"}
 
 
 def _execute(
@@ -282,58 +258,20 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "told before it is stored": _told_before_it_is_stored,
 }
 """What plants each bug in a process."""
-_TRIED = 60
-
-
-def is_caught(bug: str) -> bool:
-    """Return whether one of the first seeds shows the planted bug."""
-    return any(tell(seed, bug).violations for seed in range(_TRIED))
-
-
-def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
-    """The runs that `scale` says, and the planted bugs. Call it in a process without threads."""
-    began = time.monotonic()
-    told = [tell(one) for one in range(seed, seed + RUNS[scale])]
-    kills = sum((one.kills for one in told), Counter[str]())
-    return Report(
-        method="notice_kills",
-        unit="runs that tell of themselves",
-        cases=len(told),
-        violations=tuple(line for one in told for line in one.violations),
-        planted={bug: is_caught(bug) for bug in BUGS} if planted else {},
-        seconds=time.monotonic() - began,
-        figures={
-            "kills": kills.total(),
-            "boundaries": len(kills),
-            "notices": sum(one.sent for one in told),
-            "sent again": sum(one.again for one in told),
-        },
-    )
-
-
-def main(arguments: list[str]) -> int:
-    """Play seeds, or the planted bugs; 0 if nothing broke, and every bug showed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaigns.notice_kills", description=__doc__)
-    parser.add_argument("seeds", nargs="*", type=int)
-    parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--planted", action="store_true")
-    options = parser.parse_args(arguments)
-    if options.planted:
-        caught = {bug: is_caught(bug) for bug in BUGS}
-        for bug, seen in caught.items():
-            print(f"{bug}: {'caught' if seen else 'NOT CAUGHT'}")
-        return 0 if all(caught.values()) else 1
-    told = [tell(seed) for seed in options.seeds or range(options.count or RUNS["quick"])]
-    for line in (line for one in told for line in one.violations):
-        print(line)
-    kills = sum((one.kills for one in told), Counter[str]())
-    broken = sum(bool(one.violations) for one in told)
-    print(
-        f"{len(told):,} runs, {kills.total():,} kills at {len(kills)} boundaries, {sum(one.sent for one in told):,} "
-        f"notices, {sum(one.again for one in told):,} sent again: {broken} broken"
-    )
-    return int(broken > 0)
+CAMPAIGN = Campaign(
+    method="notice_kills",
+    unit="runs that tell of themselves",
+    runs=RUNS,
+    tell=tell,
+    bugs=BUGS,
+    tried=60,
+    figures=lambda told: {
+        "notices": sum(one.sent for one in told),
+        "sent again": sum(one.again for one in told),
+    },
+)
+run = CAMPAIGN.run
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(CAMPAIGN.main(sys.argv[1:]))

@@ -10,7 +10,6 @@ and was answered once.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -21,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -38,8 +37,9 @@ from plait.runner.engine import run_lifecycle
 from plait.runner.engine.executor import PARK_S
 from plait.runner.recovery import resume
 from plait.runner.scheduling.slots import Pause
-from tests.faults.campaigns.money import in_a_process
-from tests.faults.campaigns.report import Report, Scale
+from tests.faults.campaigns import killed_runs
+from tests.faults.campaigns.killed_runs import Campaign, in_a_process
+from tests.faults.campaigns.report import Scale
 
 RUNS: dict[Scale, int] = {"quick": 2, "nightly": 40}
 TASKS = 60
@@ -66,18 +66,12 @@ class Shifted(Clock):
 
 
 @dataclass
-class Told:
+class Told(killed_runs.Told):
     """What one run showed."""
 
-    seed: int
-    kills: Counter[str] = field(default_factory=Counter[str])
     parked: int = 0
     calls: int = 0
     refused: int = 0
-    violations: list[str] = field(default_factory=list[str])
-
-    def broken(self, what: str) -> None:
-        self.violations.append(f"seed {self.seed}: {what} (python -m tests.faults.campaigns.parking {self.seed})")
 
 
 class World:
@@ -116,7 +110,7 @@ class World:
 
 def tell(seed: int, bug: str | None = None) -> Told:
     """Play one seed to its end, in processes of its own. Call it in a process without threads."""
-    told, rng = Told(seed), random.Random(f"parking {seed}")
+    told, rng = Told("parking", seed), random.Random(f"parking {seed}")
     with tempfile.TemporaryDirectory(prefix="plait-parking-") as place:
         world = World(Path(place), rng)
         for _ in range(_ROUNDS):
@@ -151,8 +145,8 @@ def tell(seed: int, bug: str | None = None) -> Told:
 
 
 def _judge_end(world: World, ended: Mapping[str, Any], told: Told) -> None:
-    if ended["status"] != RunStatus.COMPLETED or ended["failed"]:
-        told.broken(f"the run is {ended['status']}, failed are {ended['failed']}")
+    if ended["status"] != RunStatus.COMPLETED or ended.get("failed"):
+        told.broken(f"the run is {ended['status']}, failed are {ended.get('failed')}")
     answered = Counter(task for _, what, task, _ in world.log if what == "answered")
     if len(answered) != TASKS and ended["status"] == RunStatus.COMPLETED:
         told.broken(f"{len(answered)} tasks were answered")
@@ -264,59 +258,21 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "runs of dead processes are left": _dead_runs_left,
 }
 """What plants each bug in a process."""
-_TRIED = 4
-
-
-def is_caught(bug: str) -> bool:
-    """Return whether one of the first seeds shows the planted bug."""
-    return any(tell(seed, bug).violations for seed in range(_TRIED))
-
-
-def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
-    """The runs that `scale` says, and the planted bugs. Call it in a process without threads."""
-    began = time.monotonic()
-    told = [tell(one) for one in range(seed, seed + RUNS[scale])]
-    kills = sum((one.kills for one in told), Counter[str]())
-    return Report(
-        method="parking",
-        unit="plans of 60 tasks with two limits",
-        cases=len(told),
-        violations=tuple(line for one in told for line in one.violations),
-        planted={bug: is_caught(bug) for bug in BUGS} if planted else {},
-        seconds=time.monotonic() - began,
-        figures={
-            "kills": kills.total(),
-            "boundaries": len(kills),
-            "calls": sum(one.calls for one in told),
-            "refused calls": sum(one.refused for one in told),
-            "times parked": sum(one.parked for one in told),
-        },
-    )
-
-
-def main(arguments: list[str]) -> int:
-    """Play seeds, or the planted bugs; 0 if nothing broke, and every bug showed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaigns.parking", description=__doc__)
-    parser.add_argument("seeds", nargs="*", type=int)
-    parser.add_argument("--count", type=int, default=0)
-    parser.add_argument("--planted", action="store_true")
-    options = parser.parse_args(arguments)
-    if options.planted:
-        caught = {bug: is_caught(bug) for bug in BUGS}
-        for bug, seen in caught.items():
-            print(f"{bug}: {'caught' if seen else 'NOT CAUGHT'}")
-        return 0 if all(caught.values()) else 1
-    told = [tell(seed) for seed in options.seeds or range(options.count or RUNS["quick"])]
-    for line in (line for one in told for line in one.violations):
-        print(line)
-    kills = sum((one.kills for one in told), Counter[str]())
-    print(
-        f"{len(told):,} plans, {sum(one.calls for one in told):,} calls ({sum(one.refused for one in told)} refused), "
-        f"{kills.total():,} kills at {len(kills)} boundaries, parked {sum(one.parked for one in told)} times: "
-        f"{sum(bool(one.violations) for one in told)} broken"
-    )
-    return int(any(one.violations for one in told))
+CAMPAIGN = Campaign(
+    method="parking",
+    unit="plans of 60 tasks with two limits",
+    runs=RUNS,
+    tell=tell,
+    bugs=BUGS,
+    tried=4,
+    figures=lambda told: {
+        "calls": sum(one.calls for one in told),
+        "refused calls": sum(one.refused for one in told),
+        "times parked": sum(one.parked for one in told),
+    },
+)
+run = CAMPAIGN.run
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(CAMPAIGN.main(sys.argv[1:]))
