@@ -32,7 +32,7 @@ CALL = r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$"
 
 
 class RatePart(BaseModel):
-    """Limits of rate, kept before the server has to refuse."""
+    """Limits of rate and money, kept before the server has to refuse."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -40,6 +40,8 @@ class RatePart(BaseModel):
     """Requests begun per minute."""
     tokens_per_minute: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """Tokens read and written per minute."""
+    usd_per_day: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """US dollars spent on a day in UTC."""
 
 
 class Spec(BaseModel):

@@ -130,7 +130,7 @@ async def _key(store: Store, run: RunRecord) -> str:
 @store_option
 @json_option
 async def budget_command(limit: int, store_path: StorePlace, as_json: bool) -> None:
-    """Show what the runs that have not ended may spend and have spent, and the limits of rate of each account.
+    """Show what the runs that have not ended may spend and have spent, and the limits of each account.
 
     An account is a backend with its server and key. All processes on the store keep its limits together: `limits` of
     the backend, or `rates` in Python.
@@ -156,8 +156,8 @@ async def budget_command(limit: int, store_path: StorePlace, as_json: bool) -> N
     if accounts:
         if runs:
             print_line("")
-        lines = [("ACCOUNT", "A MINUTE", "IN LINE", "CLOSED UNTIL", "USED BY"), *map(_account_row, accounts)]
-        print_table(lines, 0, [None] * len(lines), frozenset({2}))
+        lines = [("ACCOUNT", "A MINUTE", "TODAY", "IN LINE", "CLOSED UNTIL", "USED BY"), *map(_account_row, accounts)]
+        print_table(lines, 0, [None] * len(lines), frozenset({3}))
 
 
 def _money_row(run: dict[str, Any]) -> tuple[str, ...]:
@@ -172,6 +172,8 @@ def _account(name: str, row: Row, now: float) -> dict[str, Any]:
         requests = row.get("requests")
         in_line = 0 if requests is None else max(0, round((requests[2] - now) * limits["requests"] / 60))
         closed = row.get("closed_until", 0.0)
+        money = row.get("usd", {})
+        money = money if money.get("day") == int(now // 86_400) else {}
         users = {user: {"requests": part[0], "tokens": part[1]} for user, part in row.get("users", {}).items()}
         return {
             "account": name,
@@ -179,6 +181,9 @@ def _account(name: str, row: Row, now: float) -> dict[str, Any]:
             "tokens_per_minute": limits.get("tokens"),
             "server_requests_per_minute": row["requests"][0] if "requests" in row else None,
             "server_tokens_per_minute": row["tokens"][0] if "tokens" in row else None,
+            "usd_per_day": limits.get("usd"),
+            "spent_usd": money.get("total", 0.0) - money.get("reserved", 0.0),
+            "reserved_usd": money.get("reserved", 0.0),
             "calls_in_line": 0 if closed > now else in_line,
             "closed_until": iso(closed) if closed > now else None,
             "used_by": users,
@@ -193,7 +198,10 @@ def _account_row(account: dict[str, Any]) -> tuple[str, ...]:
         for what in ("requests", "tokens")
         if (limit := account[f"{what}_per_minute"]) is not None
     ]
-    closed = account["closed_until"]
+    closed, day = account["closed_until"], ""
+    if account["usd_per_day"] is not None:
+        day = f"{dollars(account['spent_usd'])} of {dollars(account['usd_per_day'])}"
+        day += f" + {dollars(account['reserved_usd'])} reserved" if account["reserved_usd"] else ""
     shown = "" if closed is None else f"{datetime.fromtimestamp(parse_time(closed)).astimezone():%d %b %H:%M:%S}"
     used = [f"{user} ({part['requests']:,.0f} calls)" for user, part in account["used_by"].items()]
-    return account["account"], ", ".join(given), str(account["calls_in_line"]), shown, ", ".join(used)
+    return account["account"], ", ".join(given), day, str(account["calls_in_line"]), shown, ", ".join(used)

@@ -148,10 +148,12 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         counts[group] = (1, False) if length is None else (length, True)
         prompts.repeat[group] = counts[group][0]
     worst, refused = WorstCases(config.backends, config.prices, config.clock), None
-    if config.budget is not None:
+    if config.budget is not None or config.limited_by_day:
         try:
             asked_of = all_calls_of(dag, names, config.default, config.spares)
-            await worst.require(asked_of, unpriced=config.unpriced)
+            if config.budget is not None:
+                await worst.require(asked_of, unpriced=config.unpriced)
+            await worst.require_by_day(asked_of, config.limited_by_day, unpriced=config.unpriced)
         except InvalidRequest as error:
             refused = str(error)
     asked: list[_Calls] = []

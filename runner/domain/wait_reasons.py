@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from plait.clock_and_ids import parse_time
-from plait.events import BackendThrottled, FolderAwaited, HostAway
+from plait.events import USD_PER_DAY, BackendThrottled, FolderAwaited, HostAway
 from plait.json_form import value
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_tuning import Tuning
@@ -49,7 +49,9 @@ class WaitKind(StrEnum):
     CREDIT = "credit"
     """The account of the task's backend has no credit left, and a task of the run asks a person to top it up."""
     BUDGET = "budget"
-    """The task costs money, and a task of the run asks for a higher budget."""
+    """The task costs money, and a task of the run asks for a higher budget; or the account of its backend has spent its
+    money of the day.
+    """
     QUESTION = "question"
     """A person has to answer a question, or to decide about an interrupted task."""
     OWNER_DEAD = "owner_dead"
@@ -233,6 +235,8 @@ class Waits:
         last = self._run.throttled.get(name)
         if last is None or last.until is None:
             return last is not None and not last.slots
+        if last.cause == USD_PER_DAY:
+            return False  # spares are for the limits of servers
         until = parse_time(last.until)
         return until > self._now and until - parse_time(last.at) > _LONG_S
 
@@ -242,6 +246,9 @@ class Waits:
         limit = f"limit {throttled.slots} of {throttled.total}"
         remaining = 0.0 if until is None else parse_time(until) - self._now
         if remaining > 0 and until is not None:
+            if throttled.cause == USD_PER_DAY:
+                text = f"{name} has spent its usd_per_day, until {clock_time(parse_time(until), self._now)}"
+                return WaitReason(WaitKind.BUDGET, text, backend=name, until=until)
             pause = f"{remaining:.1f} s" if remaining < _LONG_S else f"until {clock_time(parse_time(until), self._now)}"
             return WaitReason(WaitKind.THROTTLED, f"{name} paused {pause}{after}, {limit}", backend=name, until=until)
         if running >= throttled.slots < throttled.total:

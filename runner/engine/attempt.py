@@ -313,11 +313,12 @@ class AttemptRunner:
         messages += () if history is None else history.messages
         return [self._state.prompt(task), *(message.content for message in messages)]
 
-    def worst_case(self, position: int) -> float | None:
-        """Return the most that the next attempt of the task costs, in US dollars: infinite if that cannot be stated,
-        None for a task that costs nothing.
+    def worst_case(self, position: int, name: str | None = None) -> float | None:
+        """Return the most that the next attempt of the task costs, in US dollars, on the backend `name` if given:
+        infinite if that cannot be stated, None for a task that costs nothing.
         """
-        worst, task, name = self._run.worst_cases, self._state.dag.tasks[position], self._run.backend_of(position)
+        worst, task = self._run.worst_cases, self._state.dag.tasks[position]
+        name = name or self._run.backend_of(position)
         judge = None if task.check is None or task.check.judge is None else task.check.backend or name
         if worst.is_free(name) and (judge is None or worst.is_free(judge)):
             return None

@@ -64,7 +64,7 @@ from plait.runner.engine.retries import Delays, ThrottlingReporter, pause_withou
 from plait.runner.engine.row_reader import RowReader
 from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.reuse.earlier_answers import EarlierAnswer
-from plait.runner.state.budget import Budget
+from plait.runner.state.budget import Budget, counted_cost
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import NO_USAGE, Usage
 
@@ -138,6 +138,7 @@ class Executor:
         """The attempts that wait for a slot of their judge's backend, by position."""
         self._rows = None if (file := run.state.dag.rows_file) is None else RowReader(run, file, self._at_most_once)
         run.scheduler.rates.size_of = self._attempt_runner.size
+        run.scheduler.rates.usd_of = self._usd_of
         run.scheduler.rates.timer = self._start_timer
 
     async def run(self) -> None:
@@ -458,6 +459,10 @@ class Executor:
             (self._held.appendleft if was_released else self._held.append)((position, worst))
         return None
 
+    def _usd_of(self, position: int, name: str) -> float:
+        worst = self._attempt_runner.worst_case(position, name) or 0.0
+        return 0.0 if worst == inf and self._run.unpriced else worst
+
     def _ask_for_money(self, position: int, way: Way, worst: float) -> list[events.Event]:
         assert self._workers is not None
         asked = self.outcomes.ask_for_money(position, way, worst)
@@ -681,7 +686,7 @@ class Executor:
         """
         position, rates = attempt.position, self._scheduler.rates
         if position in rates.reserved:
-            rates.settle(position, used.input_tokens, used.output_tokens)
+            self._settle_rate(position, used)
         if self.ended_by is None and self._scheduler.move(position, name):
             self._judging[position] = ready = anyio.Event()
             try:
@@ -700,7 +705,7 @@ class Executor:
 
         def settle(used: Usage) -> None:
             if position in rates.reserved:
-                rates.settle(position, used.input_tokens, used.output_tokens)
+                self._settle_rate(position, used)
 
         return settle
 
@@ -724,15 +729,20 @@ class Executor:
         del self._metered[attempt.position]
         ended, rates, budget = outcome.reply or outcome.error, self._scheduler.rates, self._run.budget
         usage = NO_USAGE if ended is None else ended.usage
+        kind = None if outcome.error is None else outcome.error.kind.value
         if budget is not None and attempt.task.id in budget.reserved:
-            kind = None if outcome.error is None else outcome.error.kind.value
             budget.settle(attempt.task.id, usage, error_kind=kind, called=attempt.has_begun)
         if attempt.position not in rates.reserved:
             return
         if not attempt.has_begun:
             rates.give_back(attempt.position)
             return
-        rates.settle(attempt.position, usage.input_tokens, usage.output_tokens)
+        self._settle_rate(attempt.position, usage, kind)
+
+    def _settle_rate(self, position: int, usage: Usage, error_kind: str | None = None) -> None:
+        reserved = self._scheduler.rates.reserved[position][1].usd
+        cost, _ = counted_cost(usage, reserved, error_kind=error_kind)
+        self._scheduler.rates.settle(position, usage.input_tokens, usage.output_tokens, cost)
 
     def _start_timer(
         self, wait: float | Callable[[], Awaitable[None]], call: Callable[[], None]

@@ -250,6 +250,8 @@ class LiveRun:
     """The answers of earlier runs that this run may take over."""
     budget: Budget | None = None
     """The money of the run; None without a limit."""
+    unpriced: bool = False
+    """Whether calls without a known worst case are made under limits of money, and count once they cost something."""
     rows_error: str | None = None
     """Why no further rows of the run's file are read."""
     tuning: Tuning = Tuning()  # noqa: RUF009 - frozen
@@ -287,17 +289,24 @@ class LiveRun:
         """The worst cases of the calls of the run."""
         return WorstCases(self.options.backends, self.options.prices, self.options.clock)
 
-    async def take_budget(self, budget: Budget | None, tasks: Iterable[Task], names: Iterable[str]) -> None:
+    async def take_budget(
+        self, budget: Budget | None, tasks: Iterable[Task], names: Iterable[str], *, unpriced: bool
+    ) -> None:
         """Give the run, which has not begun, its budget. `tasks`, on the backends `names`, are still to run. Raises
-        InvalidRequest if the worst case of a call cannot be stated.
+        InvalidRequest if the worst case of a call that a limit of money counts cannot be stated.
         """
         default, further = self.options.default, set[str]()
-        if budget is not None:
+        by_day = self.options.limited_by_day
+        if budget is not None or by_day:
+            self.options.require_ledgers()
             if self.policy is not None:
                 further = policy_backends(self.policy, default)
             calls = all_calls_of(tasks, [*names], default, self.options.spares)
-            await self.worst_cases.require([*calls, *((name, None) for name in further)], unpriced=budget.unpriced)
-        self.budget = budget
+            calls += [(name, None) for name in further]
+            if budget is not None:
+                await self.worst_cases.require(calls, unpriced=budget.unpriced)
+            await self.worst_cases.require_by_day(calls, by_day, unpriced=unpriced)
+        self.budget, self.unpriced = budget, unpriced
 
     def backend_of(self, position: int) -> str:
         """Return the backend that the attempt calls for which the task has a slot: its own, or a spare."""

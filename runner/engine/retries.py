@@ -143,20 +143,22 @@ class ThrottlingReporter:
         self._reported: dict[str, tuple[float, int]] = {}
         """The end of the pause, 0.0 without one, and the slots of each throttled backend, as reported last."""
         self._causes: dict[str, str] = {}
-        self._limited: set[str] = set()
-        """The backends at whose own limits of rate tasks have waited."""
+        self._limited: set[tuple[str, float | None]] = set()
+        """The backends at whose own limits tasks have waited, each with the end of a day whose money is spent."""
 
     def begin(self) -> None:
         """Report the backends that are throttled now, and every later change."""
         self._scheduler.watch(self._changed)
 
     def limited(self, names: Collection[str]) -> None:
-        """Report, once each, the backends at whose own limits of rate tasks of the run wait."""
+        """Report, once each, the backends at whose own limits tasks of the run wait."""
+        gates = self._scheduler.rates.gates() if names else {}
         for name in names:
-            if name not in self._limited:
-                self._limited.add(name)
+            if (name, until := gates[name].spent_until) not in self._limited:
+                self._limited.add((name, until))
                 slots, total = self._scheduler.slots_of(name)
-                event = events.BackendThrottled(self._run.stamp(), name, None, events.OWN_LIMITS, slots, total)
+                end, cause = (None, events.OWN_LIMITS) if until is None else (iso(until), events.USD_PER_DAY)
+                event = events.BackendThrottled(self._run.stamp(), name, end, cause, slots, total)
                 self._run.sink.submit([event])
 
     def _changed(self, name: str, account: Account) -> None:

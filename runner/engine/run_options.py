@@ -375,6 +375,8 @@ class RunOptions:
         self.default = default_backend(self.backends, default, given=backend is not None)
         self.limits: Mapping[str, int] = dict(limits or {})
         self.rates: Mapping[str, RateLimits] = dict(rates or {})
+        self.limited_by_day = {name for name, limit in self.rates.items() if limit.usd_per_day is not None}
+        """The backends whose account has a limit of money."""
         if or_else and (mistake := next(mistakes_of_spares(or_else, self.backends), None)):
             raise ValueError(f"or_else of backend {mistake[0]!r}: {mistake[2]}")
         self.spares = spares_of(or_else) if or_else else {}
@@ -425,6 +427,17 @@ class RunOptions:
             raise ValueError(f"lease must be more than 0 seconds, not {self.lease}")
         if not 0 <= self.cancel_grace < float("inf"):
             raise ValueError(f"cancel_grace must be 0 seconds or more, not {self.cancel_grace}")
+
+    def require_ledgers(self) -> None:
+        """Raise InvalidRequest if the limit of money of an account cannot be kept in a store."""
+        inner = None if self.store is None else unbounded(self.store)
+        for name in self.limited_by_day:
+            if account_of(self.backends[name]) is None:
+                raise InvalidRequest(f"usd_per_day of backend {name!r} needs a backend with a server and a key")
+            if not isinstance(inner, TransactingStore):
+                raise InvalidRequest(
+                    f"usd_per_day of backend {name!r} is kept in a store, on disk or on a server; give the run one"
+                )
 
     def slot_pool(self) -> SlotPool:
         """Return the slots for a new run: a pool of the run's own, or the pool shared by all runs of this event loop.

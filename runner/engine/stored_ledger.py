@@ -9,21 +9,33 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from socket import gethostname
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import anyio
 
 from plait.clock_and_ids import Clock
 from plait.errors import StoreError
 from plait.persistence import tables
 from plait.persistence.tables import Reading
 from plait.program_log import logger
-from plait.runner.scheduling.account_ledger import Row, book, book_again, close, note_user
-from plait.runner.scheduling.own_limits import Demand, Grant, RateLimiter
+from plait.runner.scheduling.account_ledger import (
+    LONGEST_HOLD_S,
+    SETTLES_S,
+    Row,
+    book,
+    book_again,
+    close,
+    learn,
+    note_user,
+    settle,
+)
+from plait.runner.scheduling.own_limits import Demand, Grant, OnClosed, RateLimiter, Reservation, Units
 
 T = TypeVar("T")
-LONGEST_HOLD_S = 0.25
-"""The longest time for which a grant holds without another look at the row: the account may be closed meanwhile."""
+Change: TypeAlias = Callable[[Row, float], T]
 
 
 @runtime_checkable
@@ -35,7 +47,7 @@ class TransactingStore(Protocol):
         ...
 
 
-def change(account: str, function: Callable[[Row, float], T]) -> Reading[T]:
+def change(account: str, function: Change[T]) -> Reading[T]:
     """Change the row of the account by `function`, which gets the row and the Unix time, and return its result."""
     while not (rows := list((yield tables.GET_ACCOUNT, (account,)))):
         yield tables.ADD_ACCOUNT, (account, "{}")
@@ -59,23 +71,29 @@ class StoredLedger:
         self._account = account
         self._clock = clock
         self._is_away = False
+        self._missed: list[Change[object]] = []
+        """What the row has still to learn, because the store was away."""
         self._user = f"{gethostname()}:{os.getpid()}"
 
-    async def fill(self, limiter: RateLimiter, characters: int, calls: int, on_closed: Callable[[float], None]) -> None:
-        demand = limiter.demand(characters, calls, self._clock.monotonic())
-        grant = await self._change(partial(self._book, demand)) or _alone(demand)
+    async def fill(
+        self, limiter: RateLimiter, characters: int, calls: int, on_closed: OnClosed, usd: float = 0.0
+    ) -> None:
+        demand = limiter.demand(characters, calls, self._clock.monotonic(), usd)
+        # Dollars stay reserved, since a commit that raised may have given them back.
+        learned = partial(learn, replace(demand, unused=replace(demand.unused, usd=0.0)))
+        grant = await self._change(partial(self._book, demand), learned) or _alone(demand)
         in_time = False
         try:
             while grant.delay > LONGEST_HOLD_S:
                 if grant.closed:
-                    on_closed(self._clock.wall() + grant.delay)
+                    on_closed(self._clock.wall() + grant.delay, grant.closed)
                 await self._clock.sleep(grant.delay)
                 grant = await self._change(partial(book_again, demand, grant)) or Grant(0.0, grant.units)
             if grant.delay > 0:
                 await self._clock.sleep(grant.delay)
             in_time = True
         finally:
-            limiter.grant(grant.units, self._clock.monotonic(), in_time=in_time)
+            limiter.grant(grant.units, self._clock.monotonic(), grant.day, in_time=in_time)
 
     def _book(self, demand: Demand, row: Row, now: float) -> Grant:
         grant = book(demand, row, now)
@@ -83,23 +101,45 @@ class StoredLedger:
         return grant
 
     async def close(self, until: float) -> None:
-        await self._change(partial(close, until - self._clock.wall()))
+        def until_then(row: Row, now: float) -> None:
+            close(until - self._clock.wall(), row, now)
 
-    async def _change(self, function: Callable[[Row, float], T]) -> T | None:
-        """Return the result of the function; None if the store is away."""
+        await self._change(until_then, until_then)
+
+    async def settle(self, reservation: Reservation, usd: float) -> None:
+        # As above, only a cost above the reservation is told again.
+        more = partial(settle, replace(reservation, usd=0.0), max(0.0, usd - reservation.usd))
+        with anyio.CancelScope(shield=True):
+            await self._change(partial(settle, reservation, usd), more)
+
+    async def _change(self, function: Change[T], missed: Change[object] | None = None) -> T | None:
+        """Return the result of the function; None if the store is away: `missed` is then done before the next one."""
+        told, self._missed = self._missed, []
+
+        def both(row: Row, now: float) -> T:
+            for each in told:
+                each(row, now)
+            return function(row, now)
+
         try:
-            result = await self._store.transact(change(self._account, function))
+            result = await self._store.transact(change(self._account, both))
         except StoreError as error:
             if not self._is_away:
                 logger().warning("account_unreachable", account=self._account, error=str(error))
             self._is_away = True
+            self._missed = [*told, *self._missed, *([] if missed is None else [missed])]
             return None
         self._is_away = False
         return result
 
 
 def _alone(demand: Demand) -> Grant:
-    """Return a grant for the first call, at the full rate of the account, as if there were no other process."""
+    """Return a grant for the first call, at the full rate of the account, as if there were no other process; without
+    money, which may be spent.
+    """
     limits, first = demand.limits, demand.first
-    requests = first.requests / (limits.requests_per_minute or 1e9)
-    return Grant(60 * max(requests, first.tokens / (limits.tokens_per_minute or 1e9)), first)
+    delay = 60 * max(
+        first.requests / (limits.requests_per_minute or 1e9), first.tokens / (limits.tokens_per_minute or 1e9)
+    )
+    delay = delay if limits.usd_per_day is None else max(delay, SETTLES_S)
+    return Grant(delay, Units(first.requests, first.tokens))

@@ -8,7 +8,7 @@ quarter. Output counts as far as the backend lets a request write.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from anyio.to_thread import run_sync
@@ -106,9 +106,11 @@ class WorstCases:
         billing = billing_of(self._backends.get(name))
         return billing if model is None else replace(billing, model=model)
 
-    async def require(self, calls: Iterable[tuple[str, str | None]], *, unpriced: bool) -> None:
+    async def require(
+        self, calls: Iterable[tuple[str, str | None]], *, unpriced: bool, limit: str = "the run has a budget"
+    ) -> None:
         """Load the list of prices if one of `calls`, each a backend and the model asked for, may need it. Raise
-        InvalidRequest if the worst case of one cannot be stated, unless `unpriced`.
+        InvalidRequest if the worst case of one cannot be stated, unless `unpriced`. `limit` says why it has to be.
         """
         paid = [call for call in dict.fromkeys(calls) if call[0] in self._backends and not self.is_free(call[0])]
         used = Usage(1, 1)
@@ -117,9 +119,15 @@ class WorstCases:
         reasons = () if unpriced else filter(None, (self.unknown(*call) for call in paid))
         if (reason := next(iter(reasons), None)) is not None:
             raise InvalidRequest(
-                f"the run has a budget, and {reason}; or let such calls count only once they have cost something: "
-                f"--unpriced"
+                f"{limit}, and {reason}; or let such calls count only once they have cost something: --unpriced"
             )
+
+    async def require_by_day(
+        self, calls: Iterable[tuple[str, str | None]], limited: Collection[str], *, unpriced: bool
+    ) -> None:
+        """As `require`, for the calls on the backends whose account is `limited` by the day."""
+        counted = [call for call in calls if call[0] in limited]
+        await self.require(counted, unpriced=unpriced, limit="the account has a usd_per_day")
 
 
 def all_calls_of(

@@ -70,7 +70,7 @@ from plait.runner.recovery.resume_plan import (
 )
 from plait.runner.reuse.earlier_answers import REUSE, EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
 from plait.runner.state.attempt_files import kill_orphans
-from plait.runner.state.budget import Budget, raise_of, stored_budget
+from plait.runner.state.budget import BUDGET, Budget, raise_of, stored_budget
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
@@ -377,7 +377,9 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     names = backend_names(state.dag, options, state.statuses)
     live.policy, live.notify = policy, stored_targets(record)
     unfinished = [position for position, status in enumerate(state.statuses) if status not in TASK_DONE]
-    await live.take_budget(budget, [state.dag.tasks[i] for i in unfinished], [names[i] for i in unfinished])
+    unpriced = options.unpriced or read_settings(record).get(BUDGET, {}).get("unpriced", False)
+    tasks = [state.dag.tasks[i] for i in unfinished]
+    await live.take_budget(budget, tasks, [names[i] for i in unfinished], unpriced=unpriced)
     if policy is not None:
         require_policy_backends(options, policy)
     reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
@@ -426,7 +428,7 @@ async def _still_closed(run: StoredRun, now: float) -> list[events.BackendThrott
     after = 0
     while page := await run.store.list_events(run.record.run_id, after, kind=events.BackendThrottled.kind):
         throttled = (events.BackendThrottled(one.at, **json.loads(one.detail)) for one in page)
-        last |= {one.backend: one for one in throttled if one.cause != events.OWN_LIMITS}
+        last |= {one.backend: one for one in throttled if one.cause not in {events.OWN_LIMITS, events.USD_PER_DAY}}
         after = page[-1].seq
     ends = ((one, parse_time(one.until)) for one in last.values() if one.until)
     return [one for one, until in ends if until > now and until - parse_time(one.at) > LONG_S]

@@ -1,4 +1,4 @@
-"""The ledger of an account: its limits of rate, as all processes on one store keep them together. Pure.
+"""The ledger of an account: its limits, as all processes on one store keep them together. Pure.
 
 The row of an account holds a bucket for each limit. A process books a block of calls at a time, at most the refill of
 BLOCK_S seconds, so that it asks a few times a second however many calls it makes. Bookings queue up: one that does not
@@ -6,6 +6,12 @@ fit yet takes its units all the same, and may use them once they are refilled. S
 waiting process asks nothing. Whoever has used a block goes behind the others.
 
 Nothing in a row belongs to a process: the units of a process that dies are refilled like used ones.
+
+Money is a counter of the day in UTC, on which providers account and all hosts agree. The worst case of a call is
+reserved for a grant that is used at once, and settled by what the call cost, on the day of the grant. What a dead
+process had reserved stays counted on its day: its calls may have been made. If the calls that have ended leave no room
+for another, the account is closed until midnight; if only those under way do not, it is asked again in a moment. A call
+that may cost more than the whole limit is made on a day without any other.
 """
 
 from __future__ import annotations
@@ -13,51 +19,120 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from plait.runner.scheduling.own_limits import Demand, Grant, RateLimits, TokenBucket, Units
+from plait.events import USD_PER_DAY
+from plait.runner.scheduling.own_limits import (
+    CLOSED,
+    Demand,
+    Grant,
+    RateLimits,
+    Reservation,
+    TokenBucket,
+    Units,
+)
 
 BLOCK_S = 0.1
 """The seconds of refill that a process books at once, unless a single call takes more."""
 _LIMITS = frozenset({"requests", "tokens"})
+LONGEST_HOLD_S = 0.25
+"""The longest time for which a grant holds without another look at the row: the account may be closed meanwhile."""
+SETTLES_S = 2.0
+"""Seconds between two looks at an account whose money is reserved for calls under way."""
 _KEPT_S = 3_600.0
-"""Seconds for which a process is shown after its last booking."""
+"""Seconds for which a process is shown after its last booking, and reserved money may come back after the last
+reservation or settlement.
+"""
+_DAY_S = 86_400
+_ROUNDING = 1e-9
 _STEP_S = 1.0
 """More than the time between two readings of the clock whose order is not that of their transactions."""
 Row: TypeAlias = dict[str, Any]
 """The state of an account, as JSON: `seen`, the time of the last booking; `closed_until`; for `requests` and `tokens`
 the server's own limit or None, the level and the time of the level, at which the last booking begins; and for display
-the `limits` of the last booking, and the `users` with the requests and tokens that each has booked.
+the `limits` of the last booking, and the `users` with the requests and tokens that each has booked. With a limit of
+money, `usd` has the `day` in UTC since 1970, the dollars of that day in `total`, the part of them that is `reserved`
+for calls under way, and `at`, the time of the last change.
 """
 
 
 def book(demand: Demand, row: Row, now: float) -> Grant:
     """Book calls, one at least, at the Unix time `now`."""
     _follow_clock(row, now)
+    learn(demand, row, now)
     opens = max(now, row.get("closed_until", 0.0))
     buckets = {name: _bucket(row, name, each, opens) for name, each in _each(demand.limits).items()}
-    first, call, unused = demand.first, demand.call, demand.unused
-    for name, bucket in buckets.items():
-        bucket.take(-getattr(unused, name), opens)
-        if (allowance := demand.allowance) is not None:
-            own = getattr(allowance, f"{name}_per_minute")
-            row[name][0] = own or row[name][0]
-            bucket.lower(own, getattr(allowance, f"{name}_left"), opens)
+    first, call = demand.first, demand.call
     more = 0
     if opens == now:
         size = {name: max(1e-9, getattr(call, name)) for name in buckets}
         blocks = (int(each.per_minute / 60 * BLOCK_S / size[name]) for name, each in buckets.items())
-        more = max(0, min(demand.calls, *blocks) - 1)
+        more = max(0, min([demand.calls, *blocks]) - 1)
     units = Units(first.requests + more * call.requests, first.tokens + more * call.tokens)
-    turn = max(opens, *(each.at for each in buckets.values()))
+    turn = max([opens, *(each.at for each in buckets.values())])
     begin = turn + max((each.wait(getattr(units, name), turn) for name, each in buckets.items()), default=0.0)
     for name, bucket in buckets.items():
         bucket.take(getattr(units, name), begin)
         row[name][1:] = bucket.level, bucket.at
-    return Grant(begin - now, units, closed=opens > now)
+    return _with_money(demand, Grant(begin - now, units, CLOSED if opens > now else ""), row, now)
+
+
+def learn(demand: Demand, row: Row, now: float) -> None:
+    """Take into account what a process has learned since it booked last: units that it did not use, the server's own
+    limits. `book` does so itself.
+    """
+    opens = max(now, row.get("closed_until", 0.0))
+    for name, each in _each(demand.limits).items():
+        bucket = _bucket(row, name, each, opens)
+        bucket.take(-getattr(demand.unused, name), opens)
+        if (allowance := demand.allowance) is not None:
+            own = getattr(allowance, f"{name}_per_minute")
+            row[name][0] = own or row[name][0]
+            bucket.lower(own, getattr(allowance, f"{name}_left"), opens)
+        row[name][1:] = bucket.level, bucket.at
+    if demand.unused.usd:
+        settle(Reservation(0, 0.0, demand.unused.usd, demand.day), 0.0, row, now)
+
+
+def settle(reservation: Reservation, usd: float, row: Row, now: float) -> None:
+    """Replace the dollars of the reservation by what the call cost. On a later day only what is more counts."""
+    money = _money(row, now)
+    if money["day"] == reservation.day:
+        money["total"] += usd - reservation.usd
+        money["reserved"] = max(0.0, money["reserved"] - reservation.usd)
+    else:
+        money["total"] += max(0.0, usd - reservation.usd)
+    money["at"] = now
+
+
+def _with_money(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
+    """Reserve the dollars of the first call, if the grant is used at once; let it wait if there are not enough."""
+    limit = demand.limits.usd_per_day
+    if limit is None or grant.delay > LONGEST_HOLD_S:
+        return grant
+    money, usd = _money(row, now), demand.first.usd
+    if money["total"] + usd <= limit + _ROUNDING:
+        money["total"] += usd
+        money["reserved"] += usd
+        money["at"] = now
+        return replace(grant, units=replace(grant.units, usd=usd), day=money["day"])
+    if money["total"] - money["reserved"] + usd <= limit + _ROUNDING and now - money["at"] < _KEPT_S:
+        return replace(grant, delay=SETTLES_S)
+    return replace(grant, delay=(money["day"] + 1) * _DAY_S - now, closed=USD_PER_DAY)
+
+
+def _money(row: Row, now: float) -> dict[str, Any]:
+    """Return the dollars of the day in the row. A clock that was put back over midnight begins no other day."""
+    day = int(now // _DAY_S)
+    if row.get("usd", {}).get("day") not in {day, day + 1}:
+        row["usd"] = {"day": day, "total": 0.0, "reserved": 0.0, "at": now}
+    money: dict[str, Any] = row["usd"]
+    return money
 
 
 def note_user(user: str, demand: Demand, grant: Grant, row: Row, now: float) -> None:
     """Remember who has booked, and under which limits. Nothing depends on it."""
     row["limits"] = _each(demand.limits)
+    if demand.limits.usd_per_day is not None:
+        row["limits"]["usd"] = demand.limits.usd_per_day
     users: dict[str, list[float]] = row.setdefault("users", {})
     requests, tokens, _ = users.get(user, (0.0, 0.0, now))
     used = grant.units.requests - demand.unused.requests, grant.units.tokens - demand.unused.tokens
@@ -67,9 +142,9 @@ def note_user(user: str, demand: Demand, grant: Grant, row: Row, now: float) -> 
 
 
 def book_again(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
-    """Return the grant, whose time has come, or another one if the account was closed meanwhile."""
+    """Return the grant, whose time has come, or another one if the account was closed meanwhile, or has no money."""
     if row.get("closed_until", 0.0) <= now:
-        return replace(grant, delay=0.0, closed=False)
+        return _with_money(demand, replace(grant, delay=0.0, closed=""), row, now)
     return book(replace(demand, unused=grant.units, allowance=None), row, now)
 
 

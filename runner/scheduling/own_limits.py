@@ -1,4 +1,5 @@
-"""The requests and tokens per minute of a backend, reserved before a call and settled after it. Pure.
+"""The requests and tokens per minute of a backend, and its dollars per day, reserved before a call and settled after
+it. Pure.
 
 A `TokenBucket` refills continuously and holds at most the refill of BURST_S seconds. Servers refill continuously too,
 and hold up to a minute's worth. In any window the bucket lets through the burst and the refill of the window, and
@@ -7,7 +8,7 @@ refuses nothing even if some calls arrive almost a minute late. A small burst co
 after half a second without a waiting task. Returned units count from the moment of their return.
 
 Where several processes keep a limit together, a bucket holds what the store has granted (`GrantedUnits`), and the gate
-asks for more (`Ledger`) in the place of waiting for a refill.
+asks for more (`Ledger`) in the place of waiting for a refill. Money is always kept in a store.
 
 `RateGate` gives the runs that wait for the limit their turns. They wait in a queue; the first has a timer for the
 moment of its turn, so nothing polls. A served run leaves the queue and may join again at its end, so each run gets one
@@ -25,6 +26,7 @@ from threading import Lock
 from typing import Protocol, TypeAlias
 
 from plait.backends.backend_protocol import Allowance
+from plait.events import USD_PER_DAY
 from plait.json_form import value
 
 BURST_S = 0.5
@@ -39,12 +41,18 @@ _WEIGHT = 0.2
 
 @value
 class RateLimits:
-    """Limits of rate of a backend, shared by all its calls in this process. Raises ValueError for a limit below 1."""
+    """Limits of rate of a backend, shared by all its calls in this process. Raises ValueError for a limit of rate below
+    1, or of money that is not above 0.
+    """
 
     requests_per_minute: float | None = None
     """Requests begun per minute; None for no limit."""
     tokens_per_minute: float | None = None
     """Tokens read and written per minute; None for no limit."""
+    usd_per_day: float | None = None
+    """US dollars that all processes on the store spend on a day in UTC; None for no limit. Needs a store on disk or on
+    a server, and a backend with a server and a key.
+    """
     account: str | None = None
     """A name for the account, if the limits hold for all backends of its server and key together; None if they hold for
     each backend by itself.
@@ -55,6 +63,8 @@ class RateLimits:
             given = getattr(self, name)
             if given is not None and not 1 <= given < float("inf"):
                 raise ValueError(f"{name} must be at least 1, not {given}")
+        if self.usd_per_day is not None and not 0 < self.usd_per_day < inf:
+            raise ValueError(f"usd_per_day must be above 0, not {self.usd_per_day}")
 
 
 class TokenBucket:
@@ -129,10 +139,11 @@ class GrantedUnits(TokenBucket):
 
 @value
 class Units:
-    """Requests and tokens."""
+    """Requests, tokens, and US dollars."""
 
     requests: float = 0.0
     tokens: float = 0.0
+    usd: float = 0.0
 
 
 @value
@@ -150,6 +161,8 @@ class Demand:
     """What was granted before, and has expired."""
     allowance: Allowance | None = None
     """The server's own limits, as last reported."""
+    day: int = 0
+    """The day of the unused dollars, as `Grant.day`."""
 
 
 @value
@@ -158,18 +171,33 @@ class Grant:
 
     delay: float
     units: Units
-    closed: bool = False
-    """Whether a process has closed the account until then."""
+    closed: str = ""
+    """Why the account is closed until then, if it is: CLOSED by a process, or USD_PER_DAY is spent."""
+    day: int = 0
+    """The day on which the dollars count, in UTC since 1970."""
+
+
+CLOSED = "closed"
+
+
+OnClosed: TypeAlias = Callable[[float, str], None]
 
 
 class Ledger(Protocol):
     """The limits of an account as a store keeps them for several processes."""
 
-    async def fill(self, limiter: RateLimiter, characters: int, calls: int, on_closed: Callable[[float], None]) -> None:
-        """Wait for a grant that lets one of `calls` calls begin, the first with `characters`, and add it to `limiter`.
-        If another process has closed the account, call `on_closed` with the Unix time of the end. Never fails:
-        without its store a process keeps the limit alone.
+    async def fill(
+        self, limiter: RateLimiter, characters: int, calls: int, on_closed: OnClosed, usd: float = 0.0
+    ) -> None:
+        """Wait for a grant that lets one of `calls` calls begin, the first with `characters` and `usd`, and add it to
+        `limiter`. While the
+        account is closed, call `on_closed` with the Unix time of the end, and why. Never fails: without its store a
+        process keeps the limits of rate alone, and spends nothing under a limit of money.
         """
+        ...
+
+    async def settle(self, reservation: Reservation, usd: float) -> None:
+        """Replace the dollars of the reservation by what the call cost."""
         ...
 
     async def close(self, until: float) -> None:
@@ -185,13 +213,17 @@ class Reservation:
     """The length of the prompt and the history."""
     tokens: float
     """The tokens taken in advance."""
+    usd: float = 0.0
+    """The dollars taken in advance."""
+    day: int = 0
+    """The day on which they count, as `Grant.day`."""
 
 
 class RateLimiter:
     """The buckets of a backend, and the learned size of its calls. Any thread may call; the time never comes from here.
 
     `most_output` is the backend's own limit of the tokens of an answer, if any. With `is_granted`, units come from a
-    store (`demand`, `grant`).
+    store (`demand`, `grant`); without it, money has no limit.
     """
 
     def __init__(
@@ -201,6 +233,8 @@ class RateLimiter:
         self._allowance: Allowance | None = None
         self._requests: TokenBucket | None = None
         self._tokens: TokenBucket | None = None
+        self._usd: GrantedUnits | None = None
+        self._day = 0
         self._ratio = _FIRST_RATIO
         self._output = _FIRST_OUTPUT if most_output is None else min(_FIRST_OUTPUT, most_output)
         self._lock = Lock()
@@ -212,31 +246,40 @@ class RateLimiter:
             self.limits = limits
             self._requests = self._changed(self._requests, limits.requests_per_minute, now)
             self._tokens = self._changed(self._tokens, limits.tokens_per_minute, now)
+            is_money_kept = limits.usd_per_day is not None and self._bucket is GrantedUnits
+            self._usd = (self._usd or GrantedUnits(60.0, now)) if is_money_kept else None  # a store has the limit
 
     @property
     def counts_tokens(self) -> bool:
         """Whether the size of a prompt matters."""
         return self._tokens is not None
 
+    @property
+    def counts_money(self) -> bool:
+        """Whether the price of a call matters."""
+        return self._usd is not None
+
     def estimate(self, characters: int) -> float:
         """Return the expected tokens of a call with a prompt and a history of `characters`."""
         return characters * self._ratio + self._output
 
-    def wait(self, characters: int, now: float) -> float:
-        """Return the seconds until a call may begin; 0 if it may begin now."""
+    def wait(self, characters: int, now: float, usd: float = 0.0) -> float:
+        """Return the seconds until a call that costs at most `usd` may begin; 0 if it may begin now."""
         requests = 0.0 if self._requests is None else self._requests.wait(1, now)
         tokens = 0.0 if self._tokens is None else self._tokens.wait(self.estimate(characters), now)
-        return max(requests, tokens)
+        return max(requests, tokens, 0.0 if self._usd is None else self._usd.wait(usd, now))
 
-    def reserve(self, characters: int, now: float) -> Reservation:
-        """Take the share of a call from both buckets. The caller makes sure that the call need not wait."""
+    def reserve(self, characters: int, now: float, usd: float = 0.0) -> Reservation:
+        """Take the share of a call from all buckets. The caller makes sure that the call need not wait."""
         with self._lock:
-            reservation = Reservation(characters, self.estimate(characters))
+            reservation = Reservation(characters, self.estimate(characters), usd, self._day)
             self._take(1, reservation.tokens, now)
+            if self._usd is not None:
+                self._usd.take(usd, now)
             return reservation
 
     def settle(self, reservation: Reservation, input_tokens: int, output_tokens: int, now: float) -> None:
-        """Replace the estimate by the real usage, and learn from it. Without any usage the estimate stays."""
+        """Replace the estimated tokens by the real ones, and learn from them. Without any the estimate stays."""
         if not input_tokens + output_tokens:
             return
         with self._lock:
@@ -247,7 +290,7 @@ class RateLimiter:
                 self._ratio += _WEIGHT * (input_tokens / reservation.characters - self._ratio)
 
     def give_back(self, reservation: Reservation, now: float) -> None:
-        """Return the share of a call that was never made."""
+        """Return the requests and tokens of a call that was never made."""
         with self._lock:
             self._take(-1, -reservation.tokens, now)
 
@@ -260,12 +303,12 @@ class RateLimiter:
             if self._tokens is not None:
                 self._tokens.lower(allowance.tokens_per_minute, allowance.tokens_left, now)
 
-    def demand(self, characters: int, calls: int, now: float) -> Demand:
-        """Return what to ask the store for, so that the first of `calls` calls may begin."""
+    def demand(self, characters: int, calls: int, now: float, usd: float = 0.0) -> Demand:
+        """Return what to ask the store for, so that the first of `calls` calls may begin, which costs at most `usd`."""
         with self._lock:
             size = 0.0 if self._tokens is None else self.estimate(characters)
             has, expired = list[float](), list[float]()
-            for bucket in (self._requests, self._tokens):
+            for bucket in (self._requests, self._tokens, self._usd):
                 if isinstance(bucket, GrantedUnits):
                     bucket.wait(0, now)
                     has.append(bucket.level)
@@ -274,14 +317,16 @@ class RateLimiter:
                 else:
                     has.append(0.0)
                     expired.append(0.0)
-            first = Units(max(0.0, 1 - has[0]), max(0.0, size - has[1]))
+            first = Units(max(0.0, 1 - has[0]), max(0.0, size - has[1]), max(0.0, usd - has[2]))
             allowance, self._allowance = self._allowance, None
-            return Demand(self.limits, first, Units(1.0, size), calls, Units(*expired), allowance)
+            return Demand(self.limits, first, Units(1.0, size), calls, Units(*expired), allowance, self._day)
 
-    def grant(self, units: Units, now: float, *, in_time: bool = True) -> None:
-        """Add units that the store has granted, to be used now unless not `in_time`."""
+    def grant(self, units: Units, now: float, day: int = 0, *, in_time: bool = True) -> None:
+        """Add units that the store has granted, to be used now unless not `in_time`. The dollars count on `day`."""
         with self._lock:
-            for bucket, granted in ((self._requests, units.requests), (self._tokens, units.tokens)):
+            self._day = day
+            granted_units = (self._requests, units.requests), (self._tokens, units.tokens), (self._usd, units.usd)
+            for bucket, granted in granted_units:
                 if isinstance(bucket, GrantedUnits):
                     if in_time:
                         bucket.take(-granted, now)
@@ -303,6 +348,8 @@ class RateLimiter:
             self._tokens.take(tokens, now)
 
 
+CallSize: TypeAlias = tuple[int, float]
+"""The characters of a call's prompt and history, and the most dollars that it costs."""
 Timer: TypeAlias = Callable[[float | Callable[[], Awaitable[None]], Callable[[], None]], Callable[[], object] | None]
 """Calls a function after a number of seconds, or once what another one returns has been awaited. Returns a function
 that prevents the call; None, without a call, if the run of the timer ends.
@@ -316,24 +363,26 @@ class RateGate:
         self.limiter = limiter
         self.ledger = ledger
         self._now = now
-        self._queue: dict[object, tuple[int, int, Callable[[], None], Timer]] = {}
+        self._queue: dict[object, tuple[CallSize, int, Callable[[], None], Timer]] = {}
         """The waiting runs, each with the size of its next call, the number of its calls, its callback and its timer.
         """
         self.closed_until: float | None = None
-        """The Unix time until which another process has closed the account; None while tasks may start."""
+        """The Unix time until which the account is closed in the store; None while tasks may start."""
+        self.closed_for = ""
+        """Why: see `Grant.closed`."""
         self._asks = False
         """Whether the timer is not one of time: the ledger is asked."""
         self._timed: object = None
         """The run that the timer is for."""
         self._cancel: Callable[[], object] | None = None
 
-    def admits(self, run: object, characters: int) -> bool:
+    def admits(self, run: object, size: CallSize) -> bool:
         """Return whether `run` may begin a call now."""
-        return next(iter(self._queue), run) is run and self.limiter.wait(characters, self._now()) <= 0
+        return next(iter(self._queue), run) is run and self.limiter.wait(size[0], self._now(), size[1]) <= 0
 
-    def reserve(self, run: object, characters: int) -> Reservation:
+    def reserve(self, run: object, size: CallSize) -> Reservation:
         """Take the share of an admitted call of `run`, whose turn ends."""
-        reservation = self.limiter.reserve(characters, self._now())
+        reservation = self.limiter.reserve(size[0], self._now(), size[1])
         self.leave(run)
         return reservation
 
@@ -356,15 +405,20 @@ class RateGate:
         """Take the server's own limits into account."""
         self.limiter.lower(allowance, self._now())
 
+    @property
+    def spent_until(self) -> float | None:
+        """The end of the day whose money is spent, as Unix time; None if that is not what runs wait for."""
+        return self.closed_until if self.closed_for == USD_PER_DAY else None
+
     def makes_wait(self, run: object) -> bool:
         """Return whether `run` waits in the line."""
         return run in self._queue
 
-    def join(self, run: object, characters: int, take: Callable[[], None], timer: Timer, calls: int = 1) -> None:
+    def join(self, run: object, size: CallSize, take: Callable[[], None], timer: Timer, calls: int = 1) -> None:
         """Call `take`, in the context variables of this call, at the turn of `run`, which could make `calls` calls.
         `timer` belongs to the run.
         """
-        self._queue[run] = (characters, calls, partial(copy_context().run, take), timer)
+        self._queue[run] = (size, calls, partial(copy_context().run, take), timer)
         self._start()
 
     def leave(self, run: object) -> None:
@@ -380,12 +434,12 @@ class RateGate:
             self._cancel()
         self._timed = self._cancel = self.closed_until = None
         while self._cancel is None and self._queue:
-            first, (characters, _, _, timer) = next(iter(self._queue.items()))
-            wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(characters, self._now())
+            first, ((characters, usd), _, _, timer) = next(iter(self._queue.items()))
+            wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(characters, self._now(), usd)
             self._asks = wait == inf
             if self._asks and self.ledger is not None:
                 calls = sum(calls for _, calls, _, _ in self._queue.values())
-                wait = partial(self.ledger.fill, self.limiter, characters, calls, self._closed)
+                wait = partial(self.ledger.fill, self.limiter, characters, calls, self._closed, usd)
             self._cancel = timer(wait, self._call_first)
             if self._cancel is None:
                 del self._queue[first]
@@ -397,9 +451,9 @@ class RateGate:
             self._timed = None
             self._start()
 
-    def _closed(self, until: float) -> None:
+    def _closed(self, until: float, why: str) -> None:
         """Let the waiting runs know that they wait until this Unix time: they may park."""
-        self.closed_until = until
+        self.closed_until, self.closed_for = until, why
         for _, _, take, _ in tuple(self._queue.values()):
             take()
 

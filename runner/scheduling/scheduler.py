@@ -28,7 +28,7 @@ from typing import Literal
 from plait.backends.backend_protocol import Allowance
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_tuning import Tuning
-from plait.runner.scheduling.own_limits import RateGate, Reservation, Timer
+from plait.runner.scheduling.own_limits import CallSize, RateGate, Reservation, Timer
 from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Join, Task, may_start
@@ -893,9 +893,11 @@ class RunRates:
         self.gates = gates
         self.size_of: Callable[[int], int] = lambda _position: 0
         """Returns the length in characters of a task's prompt and history, by position."""
+        self.usd_of: Callable[[int, str], float] = lambda _position, _name: 0.0
+        """Returns the most that a call of a task costs, in US dollars, by position and backend."""
         self.timer: Timer | None = None
         """The run's timer. None in a preview, which calls no backend."""
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[tuple[RateGate, int], CallSize] = {}
         self.reserved: dict[int, tuple[RateGate, Reservation]] = {}
         """The shares of the calls under way, by position."""
 
@@ -906,7 +908,7 @@ class RunRates:
     def reserve(self, gate: RateGate, position: int) -> None:
         """Take the share of the call of the admitted task at `position`."""
         self.reserved[position] = gate, gate.reserve(self._run, self._size(gate, position))
-        self._sizes.pop(position, None)
+        self._sizes.pop((gate, position), None)
 
     def join(self, gate: RateGate, position: int, take: Callable[[], None], calls: int = 1) -> None:
         """Call `take` when the task at `position`, the first of `calls`, may begin its call."""
@@ -918,15 +920,21 @@ class RunRates:
         if gate.ledger is not None and self.timer is not None:
             self.timer(partial(gate.ledger.close, until), lambda: None)
 
-    def settle(self, position: int, input_tokens: int, output_tokens: int) -> None:
+    def settle(self, position: int, input_tokens: int, output_tokens: int, usd: float = 0.0) -> None:
         """Replace the estimate of the call that ended by its real usage."""
         gate, reservation = self.reserved.pop(position)
         gate.settle(reservation, input_tokens, output_tokens)
+        self._settle_money(gate, reservation, usd)
 
     def give_back(self, position: int) -> None:
         """Return the share of a call that was never made."""
         gate, reservation = self.reserved.pop(position)
         gate.give_back(reservation)
+        self._settle_money(gate, reservation, 0.0)
+
+    def _settle_money(self, gate: RateGate, reservation: Reservation, usd: float) -> None:
+        if gate.ledger is not None and gate.limiter.counts_money and self.timer is not None:
+            self.timer(partial(gate.ledger.settle, reservation, usd), lambda: None)
 
     def leave(self) -> None:
         """Leave all lines."""
@@ -938,9 +946,13 @@ class RunRates:
         gates = self.gates()
         return [name for name, gate in gates.items() if gate.makes_wait(self._run)] if gates else []
 
-    def _size(self, gate: RateGate, position: int) -> int:
-        if not gate.limiter.counts_tokens:
-            return 0
-        if position not in self._sizes:
-            self._sizes[position] = self.size_of(position)
-        return self._sizes[position]
+    def _size(self, gate: RateGate, position: int) -> CallSize:
+        limiter = gate.limiter
+        if not (limiter.counts_tokens or limiter.counts_money):
+            return 0, 0.0
+        if (gate, position) not in self._sizes:
+            name = next(name for name, one in self.gates().items() if one is gate) if limiter.counts_money else ""
+            # A call that may cost more than the whole limit is made on a day without any other.
+            usd = min(self.usd_of(position, name), limiter.limits.usd_per_day or inf) if limiter.counts_money else 0.0
+            self._sizes[gate, position] = (self.size_of(position) if limiter.counts_tokens else 0), usd
+        return self._sizes[gate, position]

@@ -229,6 +229,8 @@ def throttling(throttled: events.BackendThrottled, now: float) -> str:
     name, after = throttled.backend, f" after {throttled.cause}" if throttled.cause else ""
     slots = f"{throttled.slots} of {throttled.total} slots"
     left = 0.0 if throttled.until is None else parse_time(throttled.until) - now
+    if throttled.cause == events.USD_PER_DAY and throttled.until is not None:
+        return f"{name} has spent its usd_per_day, until {clock_time(parse_time(throttled.until), now)}"
     if left > 0 and throttled.until is not None:
         end = f", until {clock_time(parse_time(throttled.until), now)}" if left >= _NAMES_TIME_FROM else ""
         fewer = f"; {slots}" if throttled.slots < throttled.total else ""

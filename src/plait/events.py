@@ -201,6 +201,8 @@ class RunWatched(Event):
 
 OWN_LIMITS = "limits"
 """The `cause` of a BackendThrottled without a refusal."""
+USD_PER_DAY = "usd_per_day"
+"""The `cause` of a BackendThrottled whose account has spent its money of the day."""
 
 
 @value
@@ -242,7 +244,8 @@ class BackendThrottled(Event):
     """The end of the pause; None if the backend is not paused."""
     cause: str
     """The HTTP status of the refusal, such as `429`; without a status the kind of the error, such as `rate_limited`.
-    OWN_LIMITS once tasks wait for the limits of rate that the run itself keeps; sent once.
+    OWN_LIMITS once tasks wait for the limits of rate that the run itself keeps; sent once. USD_PER_DAY while they wait
+    for the next day.
     """
     slots: int
     """The number of tasks that may run on the backend at once, after the pause if there is one. 0 if its account has no

@@ -38,7 +38,7 @@ async def _used(folder: Path, calls: int) -> None:
     async with SQLiteStore(folder / ".plait" / "plait.db") as store:
         ledger = StoredLedger(store, "api 1234", Clock())
         for _ in range(calls):
-            await ledger.fill(limiter, 0, 1, lambda _until: None)
+            await ledger.fill(limiter, 0, 1, lambda _until, _why: None)
             limiter.reserve(0, Clock().monotonic())
         if calls:
             await ledger.close(Clock().wall() + 3_600)

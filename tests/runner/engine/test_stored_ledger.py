@@ -12,15 +12,18 @@ import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, RateLimits, RunStatus, SQLiteStore, Task, TaskStatus
-from plait.backends import ConversationRequest, Message
+from plait.backends import ConversationRequest, Message, Reply
+from plait.backends.backend_protocol import Allowance
 from plait.backends.models.model_api import ReplayConversation
+from plait.backends.prices import Billing, Price
 from plait.clock_and_ids import Clock, parse_time
-from plait.errors import BackendError, ErrorKind, StoreError
+from plait.errors import BackendError, ErrorKind, InvalidRequest, StoreError
 from plait.persistence import MemoryStore
 from plait.persistence.tables import Reading
 from plait.runner.engine.stored_ledger import StoredLedger, change, list_accounts
-from plait.runner.scheduling.account_ledger import Row
-from plait.runner.scheduling.own_limits import RateLimiter, Units
+from plait.runner.scheduling.account_ledger import SETTLES_S, Row
+from plait.runner.scheduling.own_limits import RateLimiter, Reservation, Units
+from plait.usage import Usage
 from tests.support.stores.postgres import worker_dsn
 
 
@@ -65,8 +68,8 @@ async def answer(prompt: str) -> str:
     return prompt
 
 
-def never(until: float) -> None:
-    raise AssertionError(f"closed until {until}")
+def never(until: float, why: str) -> None:
+    raise AssertionError(f"{why} until {until}")
 
 
 def count(row: Row, now: float) -> float:
@@ -105,6 +108,117 @@ async def test_the_processes_of_a_store_book_one_after_the_other(opened: Callabl
             await ledger.fill(limiter, 0, 8, never)
             assert limiter.wait(0, clock.monotonic()) == 0
     assert clock.slept == pytest.approx([60.0, 120.0], abs=25.0)
+
+
+class Paid(Asked):
+    """A backend of which each call costs `usd`, and at most MOST."""
+
+    MOST = 4.0
+
+    def __init__(self, usd: float = 1.0) -> None:
+        super().__init__()
+        self.usd = usd
+        self.account = f"a server and key {id(self)}"  # the limits of a process outlive a run
+
+    @property
+    def billing(self) -> Billing:
+        return Billing(None, "m", price=Price(input=0.0, output=1_000_000.0), max_output_tokens=int(self.MOST))
+
+    async def answer(self, messages: Sequence[Message]) -> Reply:  # type: ignore[override]
+        self.calls += 1
+        await anyio.lowlevel.checkpoint()
+        return Reply(messages[-1].content, usage=Usage(1, 1, self.usd))
+
+    @asynccontextmanager
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[Any]:
+        yield self
+
+    session_id = None
+
+    async def send(self, prompt: str) -> Reply:
+        return await self.answer([Message("user", prompt)])
+
+
+def paying(store: Any, backend: Any, usd: float, **options: Any) -> ParallelRunner:
+    rates = {"api": RateLimits(usd_per_day=usd)}
+    return ParallelRunner(backends={"api": backend}, rates=rates, store=store, park=True, **options)
+
+
+async def test_a_run_parks_until_midnight_once_the_money_of_its_account_is_spent(tmp_path: Path) -> None:
+    backend, tasks = Paid(), DAG([Task(f"t{n}", "p") for n in range(12)])
+    midnight = (int(Clock().wall() // 86_400) + 1) * 86_400
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        result = await paying(store, backend, 10.0).run(tasks, "r")
+        assert result.status is RunStatus.PARKED
+        assert parse_time(result.due_at or "") == pytest.approx(midnight, abs=1)
+        assert backend.calls == 7, "the eighth might cost four dollars of three"
+        [row] = (await store.transact(list_accounts())).values()
+        assert (row["usd"]["total"], row["usd"]["reserved"]) == (7.0, 0.0)
+        shown = await paying(store, backend, 10.0).runs.get("r")
+        waits = {(task.waits.kind.value, task.waits.backend) for task in shown.tasks.values() if task.waits}
+        assert waits == {("budget", "api")}
+        assert [one.cause for one in shown.throttled] == ["usd_per_day"]
+        other = await paying(store, backend, 10.0).run(DAG([Task("t", "p")]))
+        assert (other.status, backend.calls) == (RunStatus.PARKED, 7)
+        result = await paying(store, backend, 100.0).resume("r")
+        assert (result.status, backend.calls) == (RunStatus.COMPLETED, 12)
+
+
+async def test_what_nobody_can_price_is_refused_under_a_limit_of_money(tmp_path: Path) -> None:
+    tasks = DAG([Task("t", "p")])
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        with pytest.raises(InvalidRequest, match=r"the account has a usd_per_day, and .*--unpriced"):
+            await paying(store, Asked(), 10.0).run(tasks)
+        assert (await paying(store, Asked(), 10.0, unpriced=True).run(tasks)).status is RunStatus.COMPLETED
+        with pytest.raises(InvalidRequest, match="a server and a key"):
+            await paying(store, answer, 10.0).run(tasks)
+    with pytest.raises(InvalidRequest, match="kept in a store"):
+        await paying(MemoryStore(), Paid(), 10.0).run(tasks)
+
+
+async def test_a_call_above_the_whole_limit_is_made_on_a_day_without_another(tmp_path: Path) -> None:
+    backend = Paid()
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        result = await paying(store, backend, 3.0).run(DAG([Task(f"t{n}", "p") for n in range(3)]))
+        assert (result.status, backend.calls) == (RunStatus.PARKED, 1)
+
+
+async def test_nothing_is_spent_while_the_store_is_away() -> None:
+    clock, limiter = Recorded(), RateLimiter(RateLimits(usd_per_day=5.0), 0.0, is_granted=True)
+    await StoredLedger(Away(), "a", clock).fill(limiter, 0, 1, never, 1.0)
+    assert limiter.wait(0, clock.monotonic(), 1.0) > 0
+    assert clock.slept == [SETTLES_S]
+
+
+async def test_an_account_learns_later_what_it_missed_while_the_store_was_away(tmp_path: Path) -> None:
+    clock, limiter = Clock(), RateLimiter(RateLimits(600), 0.0, is_granted=True)
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        flaky = Flaky(store)
+        ledger = StoredLedger(flaky, "a", clock)
+        limiter.lower(Allowance(requests_per_minute=60), clock.monotonic())
+        await ledger.fill(limiter, 0, 1, never)
+        await ledger.close(clock.wall() + 3_600)
+        reservation = Reservation(0, 0.0, 1.0, int(clock.wall() // 86_400))
+        await ledger.settle(reservation, 3.0)
+        flaky.is_away = False
+        await ledger.settle(Reservation(0, 0.0), 0.0)
+        [row] = (await store.transact(list_accounts())).values()
+    assert row["requests"][0] == 60
+    assert row["closed_until"] - clock.wall() > 3_500
+    assert row["usd"]["total"] == 2.0, "what was reserved is counted already"
+
+
+class Flaky:
+    """A store that does not answer at first."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self._store = store
+        self.is_away = True
+
+    async def transact(self, writing: Reading[Any]) -> Any:
+        if self.is_away:
+            raise StoreError("away")
+        return await self._store.transact(writing)
 
 
 class Away:
@@ -168,7 +282,7 @@ async def test_a_refusal_closes_the_account_for_all_processes(tmp_path: Path) ->
         [(name, _)] = (await store.transact(list_accounts())).items()
         clock, limiter, told = Recorded(), RateLimiter(RateLimits(6_000), 0.0, is_granted=True), list[float]()
         with anyio.move_on_after(0.5):
-            await StoredLedger(store, name, clock).fill(limiter, 0, 1, told.append)
+            await StoredLedger(store, name, clock).fill(limiter, 0, 1, lambda until, _why: told.append(until))
         assert clock.slept[0] > 800, "another process waits as well"
         assert told[0] - Clock().wall() > 800
 

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from plait import RateLimits
 from plait.backends.backend_protocol import Allowance
-from plait.runner.scheduling.account_ledger import BLOCK_S, Row, book, book_again, close
-from plait.runner.scheduling.own_limits import BURST_S, Demand, RateLimiter, Units
+from plait.runner.scheduling.account_ledger import (
+    BLOCK_S,
+    SETTLES_S,
+    Row,
+    book,
+    book_again,
+    close,
+    learn,
+    settle,
+)
+from plait.runner.scheduling.own_limits import BURST_S, Demand, Grant, RateLimiter, Reservation, Units
 
 ONE = Units(1.0)
 
@@ -141,6 +150,96 @@ def test_a_clock_that_was_put_back_holds_nobody_up() -> None:
     close(30.0, row, 1_000.0)
     assert book(asks(), row, 500.0).delay == pytest.approx(30.1)
     assert book(asks(), row, 499.5).delay == pytest.approx(30.7), "two readings in the wrong order are no step"
+
+
+# Money: a counter of the day.
+
+DAY = 86_400.0
+
+
+def pays(usd: float, limit: float = 10.0) -> Demand:
+    return Demand(RateLimits(usd_per_day=limit), Units(usd=usd))
+
+
+def reserved(grant: Grant) -> Reservation:
+    return Reservation(0, 0.0, grant.units.usd, grant.day)
+
+
+PAYMENTS = st.lists(
+    st.tuples(st.sampled_from(["book", "settle", "die", "unused", "pass"]), st.floats(0, 1), st.floats(0, 40_000)),
+    max_size=80,
+)
+
+
+@given(PAYMENTS, st.floats(1, 20))
+def test_no_day_costs_more_than_its_limit(steps, limit) -> None:
+    row: Row = {}
+    bill: dict[int, float] = {}
+    underway: list[Grant] = []
+    now = 20 * DAY
+    for what, share, seconds in steps:
+        row = json.loads(json.dumps(row))
+        if what == "pass":
+            now += seconds
+        elif what == "book":
+            grant = book(pays(share * limit, limit), row, now)
+            if grant.delay == 0:
+                underway.append(grant)
+                bill[grant.day] = bill.get(grant.day, 0.0) + grant.units.usd  # while it is under way
+        elif underway:
+            grant = underway.pop()
+            if what == "settle":
+                settle(reserved(grant), share * grant.units.usd, row, now)
+                bill[grant.day] -= (1 - share) * grant.units.usd
+            elif what == "unused":
+                unused = Units(usd=grant.units.usd)
+                learn(replace(pays(0, limit), unused=unused, day=grant.day), row, now)
+                bill[grant.day] -= grant.units.usd
+        assert all(cost <= limit + 1e-6 for cost in bill.values())
+        assert bill.get(int(now // DAY), 0.0) <= row.get("usd", {}).get("total", 0.0) + 1e-6
+
+
+def test_an_account_without_money_is_closed_until_midnight() -> None:
+    row: Row = {}
+    now = 20 * DAY + 1_000.0
+    grant = book(pays(6.0), row, now)
+    settle(reserved(grant), 5.0, row, now)
+    closed = book(pays(6.0), row, now)
+    assert (closed.closed, closed.delay, closed.units.usd) == ("usd_per_day", DAY - 1_000.0, 0.0)
+    assert book(pays(5.0), row, now).delay == 0, "smaller calls still fit"
+    again = book_again(pays(6.0), closed, row, 21 * DAY)
+    assert (again.closed, again.delay, again.units.usd, again.day) == ("", 0, 6.0, 21)
+    assert book(pays(6.0, limit=20.0), row, 21 * DAY).delay == 0, "a higher limit holds at once"
+
+
+def test_money_reserved_for_calls_under_way_is_waited_for() -> None:
+    row: Row = {}
+    now = 20 * DAY
+    grant = book(pays(9.0), row, now)
+    waits = book(pays(6.0), row, now)
+    assert (waits.closed, waits.delay) == ("", SETTLES_S)
+    settle(reserved(grant), 1.0, row, now + 1)
+    assert book_again(pays(6.0), waits, row, now + 2).units.usd == 6.0
+    assert row["usd"]["total"] == 7.0
+    lost = book(pays(6.0), row, now + 2 + 3_600)
+    assert lost.closed == "usd_per_day", "nobody settles any more: the processes have died"
+
+
+def test_a_call_that_ends_on_another_day_counts_on_its_own() -> None:
+    row: Row = {}
+    grant = book(pays(9.0), row, 21 * DAY - 5)
+    book(pays(2.0), row, 21 * DAY)
+    settle(reserved(grant), 1.0, row, 21 * DAY + 5)
+    assert row["usd"]["total"] == 2.0
+    settle(reserved(grant), 9.5, row, 21 * DAY + 5)
+    assert row["usd"]["total"] == 2.5, "what was not reserved counts"
+
+
+def test_a_clock_that_was_put_back_begins_no_other_day() -> None:
+    row: Row = {}
+    book(pays(9.0), row, 21 * DAY)
+    assert book(pays(9.0), row, 21 * DAY - 1).delay > 0
+    assert book(pays(9.0), row, 5 * DAY).delay == 0, "but a wrong clock holds nobody up for days"
 
 
 # The side of a process: what it asks for, and what becomes of its units.
