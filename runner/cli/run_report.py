@@ -82,8 +82,6 @@ def print_result(dag: DAG, result: RunResult, only: str | None = None) -> None:
     """Print the results of the final tasks, or of the task `only`, on standard output: the text, or JSON for structured
     output. Unchanged for a file, escaped for a terminal.
     """
-    if dag.rows_file is not None:
-        return  # `plait export` writes them from the store
     fit = visible if output().isatty() else without_controls
     finals = [task for one in dag.finals if (task := result[one.id]).status is TaskStatus.COMPLETED]
     finals = [task for task in finals if only is None or task.id == only]

@@ -144,7 +144,7 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     for group, positions in groups.items():
         over = dag.tasks[positions[0]].for_each
         length = len(positions) if over is None else _length(dag.tasks[positions[0]], dag, earlier)
-        length = length if rows is None else rows
+        length = rows if rows is not None and dag.tasks[positions[0]].item is not None else length
         counts[group] = (1, False) if length is None else (length, True)
         prompts.repeat[group] = counts[group][0]
     worst, refused = WorstCases(config.backends, config.prices, config.clock), None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -40,7 +41,7 @@ class DAG:
 
     - `inputs`: JSON values for every prompt, by name.
     - `growth`: limits on the tasks added during a run; the limits of the runner apply too.
-    - `rows_file`: the file of which a run reads further tasks, like those of its first row, which come first.
+    - `rows_file`: the file of which a run reads further tasks, like those of its first row.
     - `gathered`: only for stored graphs, whose tasks were checked one by one before they were stored: the ids of the
       parts of each expanded `for_each` task.
 
@@ -85,6 +86,8 @@ class DAG:
                 raise TypeError(f"tasks[{position}] is {type(task).__name__} {task!r:.40}; give Task(ID, PROMPT)")
         if any(task.repeat != 1 for task in tasks):
             tasks = with_samples(tasks)
+        self.behind_rows = () if rows_file is None else tuple(map([task.id for task in tasks].index, rows_file.behind))
+        """Positions of the tasks that wait until all rows of `rows_file` are done."""
         problems = [] if tasks else [Problem("there are no tasks; add at least one", None, "tasks")]
         problems += self._append(tasks, gathered)
         if gathered is None:  # stored graphs contain generated parts
@@ -122,7 +125,7 @@ class DAG:
         """Return a copy of the graph, for `extend`."""
         same = DAG.__new__(DAG)
         same.name, same.inputs, same.growth = self.name, self.inputs, self.growth
-        same.rows_file = self.rows_file
+        same.rows_file, same.behind_rows = self.rows_file, self.behind_rows
         same.tasks, same.dependencies = self.tasks.copy(), self.dependencies.copy()
         same.dependents = self.dependents.copy()
         same._position, same._order, same._inherited = self._position.copy(), self._order, {}
@@ -247,13 +250,18 @@ class DAG:
 
     def free(self, positions: Sequence[int]) -> None:
         """Forget the tasks at `positions`, which have ended and on which no other task depends. Their places remain."""
+        gone = frozenset(positions)
+        for earlier in {earlier for position in positions for earlier in self.dependencies[position]} - gone:
+            self.dependents[earlier] = tuple(after for after in self.dependents[earlier] if after not in gone)
         for position in positions:
             del self._position[self.tasks[position].id]
             self._inherited.pop(self.tasks[position].id, None)
             self.tasks[position] = FREED
             self.dependencies[position] = self.dependents[position] = ()
             for earlier in self._named.pop(position, ()):
-                self._named_by.pop(earlier, None)
+                del self._named_by[earlier][position]
+                if not self._named_by[earlier]:
+                    del self._named_by[earlier]
 
     @property
     def order(self) -> list[int]:
@@ -264,9 +272,11 @@ class DAG:
 
     @property
     def finals(self) -> list[Task]:
-        """The tasks without dependents, except tasks that add tasks: the added tasks are the result."""
-        pairs = zip(self.tasks, self.dependents, strict=True)
-        return [task for task, after in pairs if not after and not task.adds_tasks and task is not FREED]
+        """The tasks without dependents, except tasks that add tasks: the added tasks are the result. None of them is of
+        a row that is read as the run goes.
+        """
+        pairs = islice(zip(self.tasks, self.dependents, strict=True), self.rows_file.first if self.rows_file else None)
+        return [task for task, after in pairs if not after and not task.adds_tasks]
 
     def __len__(self) -> int:
         return len(self.tasks)

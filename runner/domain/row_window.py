@@ -26,6 +26,10 @@ class RowsFile:
     """The time of the last change, in nanoseconds since 1970."""
     width: int = 1
     """The number of tasks of each row."""
+    first: int = 0
+    """The position of the first row: the plan's tasks that are of no row stand before it."""
+    behind: Sequence[str] = ()
+    """The tasks before the first row that wait until all rows are done."""
 
 
 def tasks_of_row(first: Sequence[Task], number: int, item: JsonValue) -> list[Task]:
@@ -36,10 +40,10 @@ def tasks_of_row(first: Sequence[Task], number: int, item: JsonValue) -> list[Ta
             task,
             id=ids[task.id],
             item=item,
-            depends_on=tuple(ids[name] for name in task.depends_on),
+            depends_on=tuple(ids.get(name, name) for name in task.depends_on),
             continues=None if task.continues is None else ids[task.continues],
             aliases={
-                alias: ids[names] if isinstance(names, str) else [ids[name] for name in names]
+                alias: ids.get(names, names) if isinstance(names, str) else [ids.get(name, name) for name in names]
                 for alias, names in task.aliases.items()
             },
         )

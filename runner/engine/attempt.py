@@ -36,6 +36,7 @@ from plait.runner.domain.continuation import EVIDENCE, NO_HISTORY, Continuation,
 from plait.runner.engine.answer_check import VERDICT, AnswerCheck, Settle
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
 from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
+from plait.runner.engine.row_reader import answers_of_rows
 from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, tokens_in
 from plait.runner.state.attempt_files import attempt_files, end_attempt, files_root, make_room, run_folder
@@ -521,9 +522,15 @@ class AttemptRunner:
             placement=placement,
             workspace=self._state.workspace(task) if name in self._take_places else None,
             keeps=() if self._folders is None else self._folders.descriptors(attempt.position),
-            values=self._state.argument_values(task) if task.arguments else _NO_VALUES,
+            values=self._values(attempt.position, task) if task.arguments else _NO_VALUES,
             attachments=attempt.contents.attachments if self._abilities[name].takes_files == "contents" else (),
         )
+
+    def _values(self, position: int, task: Task) -> Mapping[str, JsonInput]:
+        values, file = self._state.argument_values(task), self._state.dag.rows_file
+        if file is None or position >= file.first:
+            return values
+        return {**values, **answers_of_rows(self._run, file, task)}
 
     def _placement(self, attempt: Attempt) -> Placement:
         """Return the placement of the attempt on another host."""

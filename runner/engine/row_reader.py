@@ -3,12 +3,16 @@
 The next rows are added in the transaction of the outcome that made room for them. So the number of stored tasks says
 how far the file is read, and a later process goes on from there: no row is lost, and none is read twice.
 
-A row leaves memory once its tasks are done and stored. Rows that wait, and those that a failure blocks, stay.
+A row leaves memory once its tasks are done and stored. The first row, rows that wait, and those that a failure blocks,
+stay. The plan's tasks that are of no row stand before the first one, and stay too. Those behind all rows start once
+every row is read and done, and are blocked if one is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, MutableMapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,9 +20,12 @@ from typing import Any
 
 from plait import events
 from plait.errors import PlanProblem
+from plait.json_form import JsonValue
 from plait.runner.domain.row_window import ROWS_AT_ONCE, RowsFile, tasks_of_row
 from plait.runner.engine import growth
 from plait.runner.engine.live_run import LiveRun
+from plait.runner.scheduling.scheduler import satisfies
+from plait.runner.state.stored_run import pages_of_tasks, stored_record
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Task
 
@@ -30,6 +37,36 @@ _LOOKS = 1_000
 """Steps of the run between two looks for rows that are done, while MOST_OPEN rows are not."""
 
 
+class RowAnswers:
+    """The answers of a task of each row, in the order of the file, for an async function: read from the store while the
+    function goes over them. As in a list of answers, one without an answer is "".
+    """
+
+    def __init__(self, run: LiveRun, file: RowsFile, name: str) -> None:
+        self._run = run
+        self._file = file
+        self._name = name
+
+    async def __aiter__(self) -> AsyncGenerator[JsonValue]:
+        """Yield the answers. Raises StoreError."""
+        store, record = await stored_record(self._run.options.store, self._run.run_id)
+        async with aclosing(pages_of_tasks(store, record, self._file)) as pages:
+            async for page in pages:
+                for task in page:
+                    if task.task_id.rpartition(".")[0] == self._name and task.position >= self._file.first:
+                        text = task.text if task.status == TaskStatus.COMPLETED else None
+                        yield text or "" if text is None or task.data is None else json.loads(task.data)
+
+    def __deepcopy__(self, _memo: object) -> RowAnswers:
+        return self
+
+
+def answers_of_rows(run: LiveRun, file: RowsFile, task: Task) -> dict[str, Any]:
+    """Return the RowAnswers for the arguments of a `task` that is of no row."""
+    of_rows = {one.id.rpartition(".")[0] for one in run.state.dag.tasks[file.first : file.first + file.width]}
+    return {name: RowAnswers(run, file, name) for name in of_rows.intersection(task.arguments)}
+
+
 class RowReader:
     """Reads the `file` of a run, from behind the rows that are stored. `attempts` are forgotten with their tasks."""
 
@@ -38,14 +75,21 @@ class RowReader:
         self._state = run.state
         self._file = file
         self._attempts = attempts
-        self._first: Sequence[Task] = run.state.dag.tasks[: file.width]
-        self._count = sum(run.state.counts.values()) // file.width
+        self._first: Sequence[Task] = run.state.dag.tasks[file.first : file.first + file.width]
+        before = {run.state.dag.position(name) for task in self._first for name in task.upstream}
+        self._before = {position for position in before if position < file.first}
+        """The tasks of no row on which rows depend, those of them that are not done."""
+        self._count = (sum(run.state.counts.values()) - file.first) // file.width
         """The number of rows that are read."""
-        self._open = list(range(0, len(run.state.dag), file.width))
+        self._open = list(range(file.first, len(run.state.dag), file.width))
         """The position of the first task of each row that was not done at the last look."""
         self._done: list[int] = []
         """The same of each row that was, and is still in memory."""
         self._failed = 0
+        self._is_whole = True
+        """Whether no row was found that is done or will never be, and on which a task behind all rows may not build."""
+        self._has_told = False
+        """Whether the tasks behind all rows wait for no row any more."""
         self._steps = 0
         self._entries: Iterator[Any] | None = None
         self._stat: tuple[int, int] | None = None
@@ -60,6 +104,10 @@ class RowReader:
         """Add the tasks of the next rows if few tasks are left to start. Return the events."""
         new_events: list[events.Event] = []
         scheduler = self._run.scheduler
+        if self._before:
+            self._before -= {one for one in self._before if self._is_satisfied(one)}
+            if self._before:
+                return []
         while not self._has_ended and scheduler.eligible < max(ROWS_AT_ONCE, 2 * scheduler.slots):
             self._steps += 1
             if len(self._open) >= MOST_OPEN and self._steps % _LOOKS and not scheduler.exhausted:
@@ -68,7 +116,21 @@ class RowReader:
             if len(self._open) >= MOST_OPEN:
                 break
             new_events += self._add_rows()
+        if self._has_ended and self._file.behind and not self._has_told and self._are_done():
+            self._has_told = True
+            self._look()
+            if self._is_whole and self._run.rows_error is None:
+                scheduler.end_rows()
         return new_events
+
+    def _are_done(self) -> bool:
+        """Return whether all tasks of the rows that are read are done."""
+        statuses = self._state.statuses[: self._file.first]
+        undone = sum(count for status, count in self._state.counts.items() if status not in TASK_DONE)
+        return undone == sum(status not in TASK_DONE for status in statuses)
+
+    def _is_satisfied(self, position: int) -> bool:
+        return satisfies(self._state.dag.tasks[position], self._state.statuses[position])
 
     def _add_rows(self) -> list[events.Event]:
         tasks, start = list[Task](), len(self._state.dag)
@@ -120,8 +182,9 @@ class RowReader:
             row = range(first, first + self._file.width)
             statuses = [self._state.statuses[position] for position in row]
             if all(status in TASK_DONE for status in statuses):
+                self._is_whole = self._is_whole and all(map(self._is_satisfied, row))
                 self._failed += (has_failed := TaskStatus.FAILED in statuses)
-                if not has_failed or self._failed > _MOST_FAILED:
+                if first != self._file.first and (not has_failed or self._failed > _MOST_FAILED):
                     self._done.append(first)
             elif not self._is_blocked(row):
                 still_open.append(first)

@@ -40,6 +40,7 @@ from plait.runner.plan.plan_models import (
 )
 from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_positions import Source
+from plait.runner.prompts.prompt_names import PromptNames
 from plait.runner.prompts.prompt_template import check_plain, check_texts, condition_names, parse_names
 from plait.task import (
     DEFAULT_RETRY,
@@ -89,6 +90,8 @@ class PlanTasks:
         self._items: dict[str, list[JsonValue]] = {}
         # The fields of the elements, in order.
         self._fields: dict[str, dict[str, None]] = {}
+        self._width, self._first, self._behind = 0, 0, list[str]()
+        """Of a file that is read as the run goes, what RowsFile says of the tasks."""
         # For each task of the run: the index in the file, and whether the task is the first of its family.
         self._origins: list[tuple[int, bool]] = []
         self._by_id = {part.id: part for part in self._parts}
@@ -110,7 +113,7 @@ class PlanTasks:
         for over, items in known.items():
             if isinstance(items, FirstRows):
                 del inputs[over]
-                rows_file = replace(items.file, width=len(self._parts))
+                rows_file = replace(items.file, width=self._width, first=self._first, behind=self._behind)
         try:
             return DAG(tasks, name=name, inputs=inputs, growth=growth, rows_file=rows_file)
         except DAGError as error:
@@ -128,9 +131,10 @@ class PlanTasks:
             check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
             self._check_role(index, part)
         over = next((name for name, items in self._items.items() if isinstance(items, FirstRows)), None)
-        if over is not None and not self._can_be_read(parts, over):
+        rows = frozenset(part.id for part in parts if over is not None and part.for_each == over)
+        families = Families(parts, self._items, rows)
+        if over is not None and not self._can_be_read(parts, over, families):
             return None
-        families = Families(parts, self._items)
         if not self._fits(*families.size()):
             return None
         ids = {parameter_name(part.id): part.id for part in parts}
@@ -153,30 +157,50 @@ class PlanTasks:
                     tasks.append(each)
                     is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
                     self._origins.append((index, member.first and is_first))
-        if over is not None:  # row by row
-            count = len(self._items[over])
-            places = [place for first in range(count) for place in range(first, len(tasks), count)]
+                    if families.waits_for_rows(part):
+                        self._behind.append(each.id)
+        if over is not None:  # those of no row, then row by row
+            own: tuple[list[int], list[int]] = [], []
+            for place, (index, _) in enumerate(self._origins):
+                own[parts[index].id in rows].append(place)
+            count, (places, of_rows) = len(self._items[over]), own
+            self._width, self._first = len(rows), len(places)
+            places += [place for number in range(count) for place in of_rows[number::count]]
             tasks, self._origins = [tasks[place] for place in places], [self._origins[place] for place in places]
         return tasks
 
-    def _can_be_read(self, parts: Sequence[TaskPart], over: str) -> bool:
+    def _can_be_read(self, parts: Sequence[TaskPart], over: str, families: Families) -> bool:
         """Return whether the tasks of the input `over` can be made as the run goes, from a file that is not read as a
         whole.
         """
-        problems = [*self._problems_of_rows(parts, over)]
+        problems = [*self._problems_of_rows(parts, over, families)]
         for path, message in problems:
             self._complain(path, f"input {over!r} has so many rows that they are read as the run goes: {message}")
         return not problems
 
-    def _problems_of_rows(self, parts: Sequence[TaskPart], over: str) -> Iterator[tuple[Where, str]]:
+    def _problems_of_rows(
+        self, parts: Sequence[TaskPart], over: str, families: Families
+    ) -> Iterator[tuple[Where, str]]:
         if self._plan.follow_ups:
             yield ("follow_ups",), "leave 'follow_ups' out"
         for index, part in enumerate(parts):
             path: Where = ("tasks", index)
-            if part.for_each != over:
-                yield path, f"every task goes over {over!r}, and none gathers all results; use `plait export` instead"
-                continue
-            for key in ("plan", "loop", "race", "files"):
+            is_of_row = part.for_each == over
+            if not is_of_row and part.for_each is not None and not isinstance(self.inputs.get(part.for_each), list):
+                yield (*path, "for_each"), "no task goes over a list that is not known before the run"
+            elif not is_of_row and isinstance(self._items.get(part.for_each or ""), FirstRows):
+                yield (*path, "for_each"), "only one list may have so many"
+            for name in part.depends_on if is_of_row else ():
+                if not families.is_of_row(name) and families.rows_above(name):
+                    yield (*path, "depends_on"), f"{name!r} waits for all rows, and no row can wait for it"
+            if part.continues is not None and is_of_row != families.is_of_row(part.continues):
+                yield (*path, "continues"), "only tasks of one row continue each other"
+            above = frozenset[str]() if is_of_row else families.rows_above(part.id)
+            for key, _, used in _names_in(part) if above else ():
+                for name in sorted((used.names | used.results) & (above | {"results"})):
+                    message = f"the {NOUNS[key]} names {name!r}, and would hold the results of all rows; let an async"
+                    yield (*path, key), f"{message} function take them one by one as a parameter, or use `plait export`"
+            for key in ("plan", "loop", "race", *(("files",) if is_of_row else ())):
                 if getattr(part, key):
                     yield (*path, key), f"leave {key!r} out"
             if part.join != "all":
@@ -323,17 +347,7 @@ class PlanTasks:
         fields = self._fields[name]
         more = ", ..." if len(fields) > _MOST_FIELDS else ""
         have = ", ".join(map(describe, list(fields)[:_MOST_FIELDS])) + more if fields else "no fields"
-        texts = [("prompt", part.prompt, parse_names(part.prompt)[0])]
-        if part.when is not None:
-            texts.append(("when", part.when, condition_names(part.when)[0]))
-        texts += [("run", word, parse_names(word)[0]) for word in part.run]
-        texts += [] if part.cwd is None else [("cwd", part.cwd, parse_names(part.cwd)[0])]
-        texts += [("env", text, parse_names(text)[0]) for text in part.env.values()]
-        if part.check is not None:
-            texts += [("check", text, names) for text, names, _ in check_texts(part.check.check())]
-        call = call_of(part)
-        texts += [("with", word, parse_names(word)[0]) for word in (() if call is None else call.texts)]
-        for key, text, used in texts:
+        for key, text, used in _names_in(part):
             for field in sorted(used.item - fields.keys()):
                 path = f"item.{field}" if field.isidentifier() else f"item[{field!r}]"
                 message = f"the {NOUNS[key]} uses {{{{ {path} }}}}, but no element of input {name!r} has that field"
@@ -354,6 +368,21 @@ class PlanTasks:
         message = f"for_each makes {tasks:,} tasks with {edges:,} dependencies; at most {MAX_MADE:,} and {MAX_EDGES:,}"
         self._complain(("tasks",), f"{message} are possible")
         return False
+
+
+def _names_in(part: TaskPart) -> list[tuple[str, str, PromptNames]]:
+    """Return each text of the task that may hold names, with its field and the names."""
+    texts = [("prompt", part.prompt, parse_names(part.prompt)[0])]
+    if part.when is not None:
+        texts.append(("when", part.when, condition_names(part.when)[0]))
+    texts += [("run", word, parse_names(word)[0]) for word in part.run]
+    texts += [] if part.cwd is None else [("cwd", part.cwd, parse_names(part.cwd)[0])]
+    texts += [("env", text, parse_names(text)[0]) for text in part.env.values()]
+    if part.check is not None:
+        texts += [("check", text, names) for text, names, _ in check_texts(part.check.check())]
+    call = call_of(part)
+    texts += [("with", word, parse_names(word)[0]) for word in (() if call is None else call.texts)]
+    return texts
 
 
 def function_of(part: TaskPart | StepPart, plan: PlanPart) -> str | None:
@@ -475,11 +504,18 @@ class Families:
     """The tasks of the run generated from each task of the file.
 
     `parts` have unique ids and known dependencies; `items` holds the elements of each input named by a `for_each`.
+    `rows` are the tasks of rows that are read as the run goes: what depends on all rows names none of them.
     """
 
-    def __init__(self, parts: Sequence[TaskPart], items: Mapping[str, Sequence[JsonValue]]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[TaskPart],
+        items: Mapping[str, Sequence[JsonValue]],
+        rows: Collection[str] = (),
+    ) -> None:
         self._parts = {part.id: part for part in parts}
         self._items = items
+        self._rows = frozenset(rows)
         self._families = {part.id: self._family_of(part) for part in parts}
         """The input for whose elements each task is made; None for a single task."""
         self._ids = {part.id: self._member_ids(part) for part in parts}
@@ -507,13 +543,25 @@ class Families:
                 ),
                 continues=None if part.continues is None else self._partners(part, part.continues, position)[0],
                 aliases={
-                    name: self._ids[name][position] if self._pairs(part, name) else self._ids[name]
+                    name: self._ids[name][position] if self._pairs(part, name) else self._partners(part, name, position)
                     for name in sorted(self._above[part.id])
                 },
                 item=element,
                 first=position == 0,
                 for_each=self._list_of(part, position),
             )
+
+    def is_of_row(self, name: str) -> bool:
+        """Return whether the task is one of `rows`."""
+        return name in self._rows
+
+    def rows_above(self, name: str) -> frozenset[str]:
+        """Return the tasks of rows that are upstream of a task."""
+        return self._rows & self._above[name]
+
+    def waits_for_rows(self, part: TaskPart) -> bool:
+        """Return whether `part` is of no row, and depends on a task of rows."""
+        return part.id not in self._rows and not self._rows.isdisjoint(part.depends_on)
 
     def splits(self, part: TaskPart) -> bool:
         """Return whether `continues` names a family without a single matching partner."""
@@ -554,6 +602,8 @@ class Families:
         )
 
     def _partners(self, part: TaskPart, name: str, position: int) -> tuple[str, ...]:
+        if name in self._rows and part.id not in self._rows:
+            return ()
         return (self._ids[name][position],) if self._pairs(part, name) else self._ids[name]
 
 

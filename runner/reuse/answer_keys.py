@@ -79,7 +79,7 @@ class AnswerKeys:
         task = self.state.dag.tasks[position]
         if task.adds_tasks or task.gathers or self.state.has_added(position):
             return False
-        if position in self._excluded or self._was_a_matter_of_time(position):
+        if position in self._excluded or position in self.state.dag.behind_rows or self._was_a_matter_of_time(position):
             return False
         return self.backend_of(position) in self.backend_keys
 

@@ -92,6 +92,8 @@ class Scheduler:
         self._admitted: set[int] = set()
         """Tasks with a condition that is true."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
+        for position in dag.behind_rows:
+            self._missing[position] += 1
         self._joins = Joins(dag, self._missing, self._for_each)
         self._judged: dict[int, ReadyQueue] = {}
         """The queues of the backends of tasks that have a slot of their judge's backend, or wait for one (`move`)."""
@@ -176,6 +178,10 @@ class Scheduler:
                 self._push(position)
         for position in self._joins.enter(start, statuses):
             self._push(position)
+
+    def end_rows(self) -> None:
+        """Let the tasks start that wait until all rows are done."""
+        self._decrement(self._dag.behind_rows)
 
     @property
     def eligible(self) -> int:

@@ -229,9 +229,11 @@ TASKS_AT_ONCE = 10_000
 
 
 async def pages_of_tasks(store: Store, run: RunRecord, file: RowsFile) -> AsyncGenerator[tuple[TaskRecord, ...]]:
-    """Yield all tasks of the run, some whole rows at a time. Raises StoreError."""
+    """Yield all tasks of the run: those of no row, then some whole rows at a time. Raises StoreError."""
     size, count = TASKS_AT_ONCE // file.width * file.width, sum(run.counts.values())
-    for first in range(0, count, size):
+    if file.first:
+        yield await store.list_tasks(run.run_id, range(file.first))
+    for first in range(file.first, count, size):
         yield await store.list_tasks(run.run_id, range(first, first + size))
 
 
@@ -240,8 +242,13 @@ async def listed_tasks(store: Store, run: RunRecord) -> tuple[TaskRecord, ...]:
     if (file := rows_file_of(run)) is None:
         return await store.list_tasks(run.run_id)
     count = sum(run.counts.values())
-    first = max(0, count - MOST_LISTED) // file.width * file.width
-    return await store.list_tasks(run.run_id, range(first, count))
+    first = file.first + max(0, count - file.first - MOST_LISTED) // file.width * file.width
+    return await _with_tasks_of_no_row(store, run, file, range(first, count))
+
+
+async def _with_tasks_of_no_row(store: Store, run: RunRecord, file: RowsFile, rows: range) -> tuple[TaskRecord, ...]:
+    others = await store.list_tasks(run.run_id, range(file.first)) if file.first else ()
+    return (*others, *await store.list_tasks(run.run_id, rows))
 
 
 async def chosen_tasks(store: Store, run: RunRecord, is_chosen: Callable[[TaskRecord], bool]) -> tuple[TaskRecord, ...]:
@@ -265,17 +272,19 @@ async def tasks_beside(store: Store, run: RunRecord, task: TaskRecord) -> tuple[
     """
     if (file := rows_file_of(run)) is None:
         return await store.list_tasks(run.run_id)
-    first = task.position // file.width * file.width
-    return await store.list_tasks(run.run_id, range(first, first + file.width))
+    first = file.first + (task.position - file.first) // file.width * file.width
+    return await _with_tasks_of_no_row(store, run, file, range(max(first, file.first), first + file.width))
 
 
 async def _tasks_to_load(store: Store, run: RunRecord, file: RowsFile) -> tuple[TaskRecord, ...]:
-    """Return the tasks of the first row, after which those of others are made, and of each row that is not done."""
+    """Return the tasks of no row, of the first row, after which those of others are made, and of each row that is not
+    done.
+    """
     found: list[TaskRecord] = []
     async for page in pages_of_tasks(store, run, file):
         is_done = [task.status in _COMPLETED_OR_SKIPPED and not task.damaged for task in page]
         for first in range(0, len(page), file.width):
-            if not (found and all(is_done[first : first + file.width])):
+            if len(found) <= file.first or not all(is_done[first : first + file.width]):
                 found += page[first : first + file.width]
     return tuple(found)
 

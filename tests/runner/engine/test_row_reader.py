@@ -9,16 +9,18 @@ import shutil
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plait import MemoryStore, ParallelRunner, RunStatus, SQLiteStore, events
+from plait import DAG, MemoryStore, ParallelRunner, RunStatus, SQLiteStore, events
 from plait.backends import Reply
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import InvalidRequest, PlanError, RunNotResumable, StoreRequired
+from plait.persistence import Store
 from plait.runner.cli import show_command
 from plait.runner.domain.dag import FREED
 from plait.runner.engine import row_reader
@@ -40,6 +42,15 @@ tasks:
 """
 ONE = '  - {id: note, for_each: people, prompt: "note {{ item.n }}"}\n'
 PAIR = ONE + '  - {id: sum, for_each: people, depends_on: [note], prompt: "sum {{ item.n }} of {{ note }}"}\n'
+ALL = """
+  - {id: intro, prompt: who}
+  - {id: note, for_each: people, depends_on: [intro], prompt: "note {{ item.n }} {{ intro }}"}
+  - {id: sum, for_each: people, depends_on: [note], prompt: "sum {{ item.n }} {{ intro }}"}
+  - {id: report, depends_on: [note, sum], prompt: report, backend: collect}
+  - {id: last, depends_on: [report], prompt: "last {{ report }}"}
+"""
+"""Tasks before and behind the rows."""
+PLAN_OF_ALL = PLAN.replace("model: m}}", "model: m}, collect: {kind: openai, model: m}}")
 
 
 @pytest.fixture(autouse=True)
@@ -241,11 +252,107 @@ async def test_only_rows_whose_ends_are_stored_leave_memory(tmp_path: Path) -> N
     assert {task.status for task in await inner.list_tasks("r")} == {"completed"}
 
 
+async def collect(prompt: str, note: AsyncIterable[str], sum: AsyncIterable[str]) -> str:  # noqa: A002
+    """Count the answers of all rows, and return the first and the last."""
+    notes, sums = [one async for one in note], [one async for one in sum]
+    return f"{len(notes)} {notes[0]} {notes[-1]} {sums[-1]}"
+
+
+def load_all(folder: Path, calls: Calls, store: Store, tasks: str = ALL) -> tuple[DAG, ParallelRunner]:
+    write_rows(folder, 60)
+    (folder / "plan.yaml").write_text(PLAN_OF_ALL + tasks)
+    backends: dict[str, Callable[..., Any]] = {"fast": calls, "collect": collect}
+    return Plan.load(folder / "plan.yaml").dag, ParallelRunner(calls, backends=backends, store=store, concurrency=2)
+
+
+async def test_a_task_runs_before_the_rows_and_another_behind_all_of_them(tmp_path: Path) -> None:
+    calls = Calls()
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        dag, runner = load_all(tmp_path, calls, store)
+        assert dag.rows_file is not None
+        assert [task.id for task in dag][:5] == ["intro", "report", "last", "note.1", "sum.1"]
+        assert (dag.rows_file.first, dag.rows_file.width, dag.rows_file.behind) == (3, 2, ["report"])
+        assert [task.id for task in dag.finals] == ["last"]
+        result = await runner.run(dag, "r")
+        told = "60 <note 1 <who>> <note 60 <who>> <sum 60 <who>>"
+        assert (result.status, result["report"].text) == (RunStatus.COMPLETED, told)
+        assert result["last"].text == f"<last {told}>"
+        assert calls.prompts[0] == "who"
+        assert len(calls.prompts) == 122
+        pages = [rows async for rows in runner.runs.export_pages("r")]
+        assert [row["task_id"] for row in pages[0]] == ["intro", "report", "last"]
+        assert sum(map(len, pages)) == 123
+        shown = await stored_run.listed_tasks(store, (await store.get_run("r")) or pytest.fail("no run"))
+        assert [task.task_id for task in shown][:4] == ["intro", "report", "last", "note.1"]
+
+
+@pytest.mark.parametrize("failed", ["note 7 <who>", "who"])
+async def test_a_task_behind_all_rows_is_blocked_by_a_failed_one_and_runs_after_a_resume(
+    tmp_path: Path, failed: str
+) -> None:
+    calls = Calls(failed)
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        dag, runner = load_all(tmp_path, calls, store)
+        result = await runner.run(dag, "r")
+        assert result.status is RunStatus.FAILED
+        assert result["report"].status is TaskStatus.PENDING
+        assert "report" in result.blocked
+        assert len(await store.list_tasks("r")) == (123 if failed.startswith("note") else 3 + 2 * AT_ONCE)
+        calls.fails = ()
+        mended = await runner.resume("r", retry_failed=True)
+        assert (mended.status, mended["last"].text[:9]) == (RunStatus.COMPLETED, "<last 60 ")
+        assert Counter(calls.prompts).most_common(2)[1][1] == 1
+
+
+async def test_a_failure_that_is_soft_blocks_nothing_behind_the_rows(tmp_path: Path) -> None:
+    calls = Calls("note 7 <who>", "note 60 <who>")
+    soft = ALL.replace('{{ intro }}"}', '{{ intro }}", failure_mode: soft}')
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        dag, runner = load_all(tmp_path, calls, store, soft)
+        result = await runner.run(dag, "r")
+        assert result["report"].text == "60 <note 1 <who>>  <sum 60 <who>>"
+
+
+async def test_a_mistake_in_a_row_blocks_what_is_behind_all_rows(tmp_path: Path) -> None:
+    calls = Calls()
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        load_all(tmp_path, calls, store)
+        path = tmp_path / "people.jsonl"
+        path.write_text(path.read_text().replace('{"n": 40}', "{oops"))
+        runner = ParallelRunner(calls, backends={"fast": calls, "collect": collect}, store=store)
+        result = await runner.run(Plan.load(tmp_path / "plan.yaml").dag, "r")
+        assert (result.status, result["report"].status) == (RunStatus.FAILED, TaskStatus.PENDING)
+        assert "line 40: this is not JSON" in (result.error or "")
+
+
+async def test_what_is_behind_all_rows_is_never_taken_over_from_a_pilot(tmp_path: Path) -> None:
+    calls = Calls()
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        dag, runner = load_all(tmp_path, calls, store, ALL.replace("backend: collect", "weight: 1"))
+        await runner.run(Plan.load(tmp_path / "plan.yaml", limit=7).dag, "pilot")
+        calls.prompts.clear()
+        await runner.run(dag, "whole", like="pilot")
+        assert calls.prompts.count("report") == 1
+        assert calls.prompts.count("who") == 0
+
+
 def test_what_needs_all_rows_at_once_is_refused(tmp_path: Path) -> None:
     said = "input 'people' has so many rows that they are read as the run goes: "
-    gathers = ONE + "  - {id: all, depends_on: [note], prompt: all}\n"
+    gathers = ONE + '  - {id: all, depends_on: [note], prompt: "all {{ note }}"}\n'
     assert refused(tmp_path, gathers) == [
-        f"tasks[1]: {said}every task goes over 'people', and none gathers all results; use `plait export` instead"
+        f"tasks[1].prompt: {said}the prompt names 'note', and would hold the results of all rows; let an async "
+        "function take them one by one as a parameter, or use `plait export`"
+    ]
+    gathers = ONE + "  - {id: all, depends_on: [note], prompt: all}\n"
+    after = gathers + "  - {id: more, for_each: people, depends_on: [all], prompt: more}\n"
+    assert refused(tmp_path, after) == [
+        f"tasks[2].depends_on: {said}'all' waits for all rows, and no row can wait for it"
+    ]
+    goes_on = ONE.replace("prompt", "continues: first, prompt") + "  - {id: first, prompt: first}\n"
+    assert refused(tmp_path, goes_on) == [f"tasks[0].continues: {said}only tasks of one row continue each other"]
+    over = gathers + "  - {id: each, for_each: all, prompt: each}\n"
+    assert refused(tmp_path, over) == [
+        f"tasks[2].for_each: {said}no task goes over a list that is not known before the run"
     ]
     names = '  - {id: note, for_each: people, prompt: "{{ item.n }} of {{ people }}"}\n'
     assert refused(tmp_path, names) == [
@@ -406,6 +513,9 @@ async def work(prompt):
         file.write(prompt + "\\n")
     return "<" + prompt + ">"
 
+async def collect(prompt, note):
+    return await work(str(len([one async for one in note])))
+
 async def main():
     how, *cut = sys.argv[1:]
     left = int(cut[1]) if cut else -1
@@ -419,7 +529,7 @@ async def main():
     async with SQLiteStore("runs.db") as store:
         if cut:
             failpoints.on_reach = die
-        runner = ParallelRunner(work, backends={{"fast": work}}, store=store, concurrency=1)
+        runner = ParallelRunner(work, backends={{"fast": work, "collect": collect}}, store=store, concurrency=1)
         if how == "first":
             await runner.run(Plan.load("plan.yaml").dag, "r")
         else:
@@ -436,10 +546,15 @@ def _go(folder: Path, *words: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["txn.before_commit", "txn.after_commit"])
-def test_a_run_killed_at_any_transaction_loses_no_row_and_reads_none_twice(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("others", [(), ("intro", "report", "last")])
+def test_a_run_killed_at_any_transaction_loses_no_row_and_reads_none_twice(
+    tmp_path: Path, place: str, others: Sequence[str]
+) -> None:
     (tmp_path / "cut.py").write_text(_CUT)
     write_rows(tmp_path, 23)
-    (tmp_path / "plan.yaml").write_text(PLAN + PAIR)
+    (tmp_path / "plan.yaml").write_text(PLAN_OF_ALL + ALL if others else PLAN + PAIR)
+    who, more = (" <who>", {"who", "23", "last <23>"}) if others else ("", set[str]())
+    answers = {f"note {n}{who}" for n in range(1, 24)} | {f"sum {n}{who or f' of <note {n}>'}" for n in range(1, 24)}
     cuts = ended = 0
     for number in range(3, 60):
         folder = tmp_path / str(number)
@@ -454,10 +569,11 @@ def test_a_run_killed_at_any_transaction_loses_no_row_and_reads_none_twice(tmp_p
         assert _go(folder, "resume") == 0
         with closing(sqlite3.connect(folder / "runs.db")) as connection:
             stored = connection.execute("SELECT task_id, status FROM tasks ORDER BY position").fetchall()
-        assert [row[0] for row in stored] == [f"{name}.{n}" for n in range(1, 24) for name in ("note", "sum")]
+        rows = [f"{name}.{n}" for n in range(1, 24) for name in ("note", "sum")]
+        assert [row[0] for row in stored] == [*others, *rows]
         assert {row[1] for row in stored} == {"completed"}
         made = Counter((folder / "log").read_text().splitlines())
-        assert made.keys() == {f"note {n}" for n in range(1, 24)} | {f"sum {n} of <note {n}>" for n in range(1, 24)}
-        assert made.total() <= 46 + 2  # one more for each kill
+        assert made.keys() == answers | more
+        assert made.total() <= 46 + len(more) + 2  # one more for each kill
     assert cuts > 20
     assert ended
