@@ -382,6 +382,7 @@ class _Foresight(OutcomeHandler):
         task, earlier = self._state.dag.tasks[position], None if answer is None else answer.position
         if earlier is None:
             earlier = self._earlier_position(position)
+        used = None if earlier is None else self._usages.get(earlier)
         step = ReuseStep(
             task_id=task.id,
             action=action,
@@ -393,7 +394,7 @@ class _Foresight(OutcomeHandler):
             keeps_answer=answer is not None and answer.source.startswith(KEPT),
             depends_on=tuple(self._state.dag.tasks[place].id for place in depends_on),
             runs_if_same=answer is None and bool(depends_on) if runs_if_same is None else runs_if_same,
-            **usage_fields(NO_USAGE if earlier is None else self._usages.get(earlier, NO_USAGE)),
+            **({} if used is None else usage_fields(used)),
         )
         self.steps.append(step)
 

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias, cast
 
 from plait.backends.output_schema import schema_problem
@@ -214,9 +215,9 @@ class Checks:
 
     def _field_problems(self, task: Task) -> Iterator[tuple[str, str]]:
         """Yield the field and the message of each problem of a task by itself, and of the backend of `continues`."""
-        for field, is_right, rule in _RULES:
-            if (value := getattr(task, field)) is not _DEFAULTS[field] and not is_right(value):
-                yield field, f"{field} must be {rule}, not {value!r}"
+        for (field, is_right, rule), default, given in zip(_RULES, _DEFAULTS, _ruled(task), strict=True):
+            if given is not default and not is_right(given):
+                yield field, f"{field} must be {rule}, not {given!r}"
         for field in ("item", "metadata", "output_schema"):
             value = getattr(task, field)
             if value and (reason := why_no_json(value)):
@@ -348,8 +349,9 @@ class Checks:
         inputs = text.task.inputs or self._inputs
         for name in sorted(names.inputs - inputs.keys()):
             yield text.problem(f"unknown input {name!r}{self._hint(name, inputs)}")
-        for path, message in missing_fields(words, lambda name: self._task_of(text, name)):
-            yield text.problem(f"{uses(path, text.noun)}, {message}", name=path)
+        if any(self._task_of(text, name) for name in (ANSWER, *names.names, *names.results)):
+            for path, message in missing_fields(words, lambda name: self._task_of(text, name)):
+                yield text.problem(f"{uses(path, text.noun)}, {message}", name=path)
 
     def _task_of(self, text: _Text, name: str) -> Task | None:
         """Return the task whose answer `name` stands for in the text; None if it stands for anything else."""
@@ -585,7 +587,6 @@ def _is_age(value: Any) -> bool:
     return isinstance(value, bool) or (_is_number(value) and value > 0)
 
 
-_DEFAULTS = {one.name: one.default for one in fields(Task)}
 _RULES: Sequence[tuple[str, Callable[[Any], bool], str]] = (
     ("prompt", _is_text, "text without lone surrogates"),
     ("when", lambda value: value is None or _is_text(value), "a condition in text"),
@@ -601,6 +602,8 @@ _RULES: Sequence[tuple[str, Callable[[Any], bool], str]] = (
     ("join", lambda value: value in {"all", "any", "done"}, "all, any or done"),
 )
 """What the value of a field must be: the test, and the words for it."""
+_ruled = attrgetter(*(name for name, _, _ in _RULES))
+_DEFAULTS = [{one.name: one.default for one in fields(Task)}[name] for name, _, _ in _RULES]
 
 
 _encode = json.JSONEncoder(allow_nan=False).encode

@@ -144,10 +144,10 @@ def _is_same(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) ->
     if not (before.is_shareable(earlier) and after.is_shareable(later)):
         return False
     old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
+    if old is not new and not (_same_condition(old, new) and _is_equal(settings_of(old), settings_of(new))):
+        return False
     return (
-        (old is new or (_same_condition(old, new) and _same_settings(old, new)))
-        and _same_backend(before, old, after, new)
-        and _same_spare(before, earlier, after)
+        _same_backends(before, earlier, after, later)
         and _same_conversation(before, earlier, after, later)
         and _same_prompt(before.state, old, after.state, new)
     )
@@ -169,22 +169,14 @@ def _same_condition(old: Task, new: Task) -> bool:
     return old.when == new.when
 
 
-def _same_settings(old: Task, new: Task) -> bool:
-    return _is_equal(settings_of(old), settings_of(new))
-
-
-def _same_backend(before: AnswerKeys, old: Task, after: AnswerKeys, new: Task) -> bool:
-    was, now = before.state.dag.backend_of(old) or "", after.state.dag.backend_of(new) or ""
-    if was != now or not _is_equal(before.backend_keys[was], after.backend_keys[now]):
+def _same_backends(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    """Return whether the backends of the tasks are the same, with the judges, and a spare that has answered."""
+    old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
+    own, judge = before.state.dag.backend_of(old) or "", _judge_of(old)
+    if own != (after.state.dag.backend_of(new) or "") or judge != _judge_of(new):
         return False
-    was, now = _judge_of(old) or "", _judge_of(new) or ""
-    return was == now and (not was or _is_equal(before.backend_keys.get(was), after.backend_keys.get(now)))
-
-
-def _same_spare(before: AnswerKeys, earlier: int, after: AnswerKeys) -> bool:
-    """Return whether the spare backend that has answered the task, if one has, is still the same."""
-    spare = before.state.moved.get(earlier)
-    return spare is None or _is_equal(before.backend_keys.get(spare), after.backend_keys.get(spare))
+    names = {own, judge or own, before.state.moved.get(earlier, own)}
+    return all(_is_equal(before.backend_keys.get(name), after.backend_keys.get(name)) for name in names)
 
 
 def _judge_of(task: Task) -> str | None:
