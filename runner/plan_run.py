@@ -67,7 +67,13 @@ class Plan(plan_file.Plan):
             at_once = concurrency or plan.concurrency or backend_set.concurrency()
             limit = plan.budget if budget is None else budget
             options = backend_set.options(
-                made, store=store, concurrency=at_once, strict=strict, budget=limit, unpriced=unpriced
+                made,
+                store=store,
+                concurrency=at_once,
+                strict=strict,
+                budget=limit,
+                unpriced=unpriced,
+                priority=plan.priority,
             )
             run = new_run(
                 options,

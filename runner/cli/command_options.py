@@ -372,6 +372,8 @@ class OutputOptions:
     """Make calls of an unknown worst case within a budget."""
     park: bool = False
     """End once everything waits for a time."""
+    priority: int | None = None
+    """Before which other runs the run comes; None for what the plan says."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> OutputOptions:
@@ -387,4 +389,5 @@ class OutputOptions:
             budget=options.get("budget"),
             unpriced=options.get("unpriced", False),
             park=options.get("park", False),
+            priority=options.get("priority"),
         )

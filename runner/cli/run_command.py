@@ -101,6 +101,13 @@ from plait.safe_text import is_utf8
     help="A pilot: go over the first N rows of each list only. --like takes the answers over into the whole run.",
 )
 @park_option
+@click.option(
+    "--priority",
+    type=int,
+    metavar="N",
+    help="Of the runs that share slots or an account in one process, such as those of a worker, let the ones of a "
+    "higher number come first. Default: as the plan says, else 0.",
+)
 @click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it.")
 @click.option(
     "--key", metavar="TEXT", help="With --queue: store one run only, however often the same plan is stored with TEXT."
@@ -146,7 +153,7 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
             raise click.UsageError("--queue only stores the run; leave --like, --no-store, --strict and --hosts out")
         concurrency = options["concurrency"] or loaded.concurrency or backend_set.concurrency()
         place, key = options["store_path"], options["key"]
-        money = {"budget": options["budget"], "unpriced": options["unpriced"]}
+        money = {name: options[name] for name in ("budget", "unpriced", "priority")}
         queue = partial(
             _queue, loaded, backend_set, concurrency, key=key, place=place, as_json=options["as_json"], **money
         )
@@ -209,7 +216,9 @@ async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions)
     # Opened are only those of which nothing is known otherwise, which tells the reason.
     async with backend_set.open([name for name in names if name not in made]) as others, store or nullcontext():
         concurrency = options.concurrency or backend_set.concurrency()
-        config = backend_set.options(made | others, store=store, concurrency=concurrency, **_money(plan, options))
+        config = backend_set.options(
+            made | others, store=store, concurrency=concurrency, **_said_or_planned(plan, options)
+        )
         like = None
         if store is not None:
             with suppress(RunNotFound):
@@ -246,7 +255,7 @@ async def _run_plan(
             concurrency=concurrency,
             strict=options.strict,
             park=options.park,
-            **_money(plan, options),
+            **_said_or_planned(plan, options),
         ) as config,
         store or nullcontext(),
     ):
@@ -276,9 +285,13 @@ async def _run_plan(
         return await follow_run(run, RunState(plan.dag.copy()), options, store)
 
 
-def _money(plan: Plan, options: OutputOptions) -> dict[str, Any]:
-    """Return the options of a run about its budget."""
-    return {"budget": plan.budget if options.budget is None else options.budget, "unpriced": options.unpriced}
+def _said_or_planned(plan: Plan, options: OutputOptions) -> dict[str, Any]:
+    """Return the options of a run about its budget and priority."""
+    return {
+        "budget": plan.budget if options.budget is None else options.budget,
+        "unpriced": options.unpriced,
+        "priority": plan.priority if options.priority is None else options.priority,
+    }
 
 
 async def _queue(
@@ -289,12 +302,11 @@ async def _queue(
     key: str | None,
     place: StorePlace,
     as_json: bool,
-    budget: float | None,
-    unpriced: bool,
+    **money: Any,
 ) -> int:
     """Store a queued run of `plan`, and print its id. Return the exit code."""
     async with open_store(place) as store:
-        run_id = await queue_run(plan, backend_set, store, concurrency, key, budget=budget, unpriced=unpriced)
+        run_id = await queue_run(plan, backend_set, store, concurrency, key, **money)
     if as_json:
         print_json({"run_id": run_id})
     else:

@@ -47,7 +47,7 @@ from plait.runner.reuse.earlier_answers import (
 )
 from plait.runner.state.budget import BUDGET, budget_setting, new_budget
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import PARK, ROWS_FILE, SETTINGS_FORMAT, read_settings
+from plait.runner.state.stored_run import PARK, PRIORITY, ROWS_FILE, SETTINGS_FORMAT, read_settings
 from plait.safe_text import clean_text
 
 if TYPE_CHECKING:
@@ -70,13 +70,14 @@ RESERVED_SETTINGS = (
     NOTIFY,
     PARK,
     "policy",
+    PRIORITY,
     "reuse",
     ROWS_FILE,
     "slots",
     "ticket",
 )
 """Keys of the stored settings reserved by plait."""
-_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", PARK, "plan_sha256", "slots", "ticket"})
+_NOT_COMPARED = frozenset({"answer_keys", "concurrency", "digest", PARK, "plan_sha256", PRIORITY, "slots", "ticket"})
 """Keys of the stored settings that are no part of the digest."""
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -92,14 +93,15 @@ def checked_run_id(run_id: str | None) -> str | None:
 
 
 def slot_settings(config: RunOptions) -> dict[str, JsonInput]:
-    """Return the settings that say how many tasks of a run may run at once, for display by other processes, and
-    whether the run goes on by itself.
+    """Return the settings that say how many tasks of a run may run at once, for display by other processes, whether
+    the run goes on by itself, and before which others it comes.
     """
     slots: dict[str, JsonInput] = {"default": config.default, "limits": dict(config.limits)}
     if config.spares:
         slots["spares"] = {name: list(spares) for name, spares in config.spares.items()}
     parks: dict[str, JsonInput] = {PARK: True} if config.park else {}
-    return {"concurrency": config.concurrency, "slots": slots, **parks}
+    priority: dict[str, JsonInput] = {PRIORITY: config.priority} if config.priority else {}
+    return {"concurrency": config.concurrency, "slots": slots, **parks, **priority}
 
 
 def with_policy(
@@ -160,7 +162,7 @@ def new_run(
         if known is None and (reuse is not None or dag.caches):
             now = config.clock.wall()
             live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
-        live.policy, live.notify = policy, config.notify
+        live.policy, live.notify, live.priority = policy, config.notify, config.priority or 0
         await live.take_budget(
             new_budget(config.budget, dag, unpriced=config.unpriced), dag, names, unpriced=config.unpriced
         )
@@ -214,6 +216,7 @@ async def create_run(
     settings: Mapping[str, JsonInput],
     *,
     budget: float | None = None,
+    priority: int | None = None,
 ) -> tuple[str, bool]:
     """Store a queued run; `settings` come from `with_policy`. Return its id, and whether this call made it: of several
     calls with one key at the same time, one did. See `Runs.create`.
@@ -228,6 +231,7 @@ async def create_run(
     budget = config.budget if budget is None else budget
     settings = {**settings, **budget_setting(budget, unpriced=config.unpriced), **notify_setting(config.notify)}
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
+    kept |= {PRIORITY: priority} if priority else {}
     if key is not None:
         run_id = run_id_of(key)
         compared = {name: value for name, value in settings.items() if name not in _NOT_COMPARED}

@@ -538,14 +538,16 @@ async def queue_run(
     *,
     budget: float | None = None,
     unpriced: bool = False,
+    priority: int | None = None,
 ) -> str:
-    """Store a queued run of `plan`, one for a key, and return its id. `budget` comes before that of the plan. Raises as
-    `Runs.create`, and KeyConflict if the run of the key has another `concurrency`.
+    """Store a queued run of `plan`, one for a key, and return its id. `budget` and `priority` come before those of the
+    plan. Raises as `Runs.create`, and KeyConflict if the run of the key has another `concurrency`.
     """
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     budget = plan.budget if budget is None else budget
-    runs = Runs(queueing_options(backend_set, names, store, concurrency, budget=budget, unpriced=unpriced))
+    said = {"budget": budget, "unpriced": unpriced, "priority": plan.priority if priority is None else priority}
+    runs = Runs(queueing_options(backend_set, names, store, concurrency, **said))
     run_id = await runs.create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
     if key is not None and (record := await store.get_run(run_id)) is not None:
         # A runner may be restarted with another concurrency, but here the number is part of what was submitted.

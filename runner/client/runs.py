@@ -304,13 +304,14 @@ class Runs:
         settings: Mapping[str, JsonInput] | None = None,
         policy: Policy | None = None,
         budget: float | None = None,
+        priority: int | None = None,
     ) -> tuple[str, bool]:
         """Do as `create`. Return the id, and whether this call stored the run: False if the key had a run already, and
         for all but one of several calls with the key at the same time.
         """
         dag = as_dag(dag)
         settings = with_policy(self.options, dag, settings, policy)
-        return await create_run(self.options, dag, run_id, key, settings, budget=budget)
+        return await create_run(self.options, dag, run_id, key, settings, budget=budget, priority=priority)
 
     @_with_open_store
     async def preview_like(

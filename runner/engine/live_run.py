@@ -250,6 +250,8 @@ class LiveRun:
     """The answers of earlier runs that this run may take over."""
     budget: Budget | None = None
     """The money of the run; None without a limit."""
+    priority: int = 0
+    """Of the runs that share slots or an account, those of a higher number come first."""
     unpriced: bool = False
     """Whether calls without a known worst case are made under limits of money, and count once they cost something."""
     rows_error: str | None = None

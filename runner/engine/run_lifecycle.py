@@ -196,6 +196,7 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
         held=run.adopted.keys(),
         spares=options.spares,
         moved=state.moved,
+        priority=run.priority,
     )
     for closed in run.closed:
         if closed.until is not None:

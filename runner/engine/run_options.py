@@ -364,6 +364,7 @@ class RunOptions:
         unpriced: bool = False,
         notify: Iterable[NotifyTarget | Mapping[str, Any]] = (),
         park: bool = False,
+        priority: int | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -395,6 +396,7 @@ class RunOptions:
         self.unpriced = unpriced
         self.notify: Sequence[NotifyTarget] = tuple(map(NotifyTarget.of, notify))
         self.park = park
+        self.priority = priority
         self.clock = clock or Clock()
         self.rng = rng or random.SystemRandom()
         """The source of retry delays: forked processes need different ones."""

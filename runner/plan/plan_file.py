@@ -93,6 +93,8 @@ class Plan:
     """The name of the backend for tasks without a backend; None to let the caller choose."""
     concurrency: Concurrency | None = None
     """The number of tasks running at once; None if not given."""
+    priority: int = 0
+    """Before which other runs a run comes: `ParallelRunner(priority=plan.priority)`."""
     path: Path = Path()
     """The plan file, or the base folder of relative paths for a plan from text."""
     prices: Mapping[str, Price] = field(default_factory=dict[str, Any])
@@ -220,6 +222,7 @@ def _build(
         backends=part.backends,
         default_backend=part.defaults.backend or only_backend(part.backends),
         concurrency=part.concurrency,
+        priority=part.priority,
         path=path,
         prices=prices,
         budget=part.budget,

@@ -756,6 +756,10 @@ class PlanPart(_GuessedPart):
     """The number of tasks running at once; `auto` finds it for each backend that states none. Default: the sum of the
     slots of the hosts, else 8.
     """
+    priority: int = 0
+    """Of the runs that share slots or an account in one process, those of a higher number come first. Of a called plan,
+    it does not count.
+    """
     prices: dict[str, PricePart] = Field(default_factory=dict[str, PricePart])
     """Prices by the name of the model, in place of the list of the extra `prices`."""
     budget: float | None = Field(default=None, ge=0, le=MOST_USD)

@@ -74,6 +74,7 @@ from plait.runner.state.budget import BUDGET, Budget, raise_of, stored_budget
 from plait.runner.state.stored_conversations import load_answered_messages, load_continuation, load_history
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
+    PRIORITY,
     PolicyState,
     StoredPolicy,
     StoredRun,
@@ -376,6 +377,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     state.mark_repeats(position for position, step in enumerate(steps) if step.possibly_billed_twice)
     names = backend_names(state.dag, options, state.statuses)
     live.policy, live.notify = policy, stored_targets(record)
+    live.priority = read_settings(record).get(PRIORITY, 0) if options.priority is None else options.priority
     unfinished = [position for position, status in enumerate(state.statuses) if status not in TASK_DONE]
     unpriced = options.unpriced or read_settings(record).get(BUDGET, {}).get("unpriced", False)
     tasks = [state.dag.tasks[i] for i in unfinished]

@@ -363,8 +363,9 @@ class RateGate:
         self.limiter = limiter
         self.ledger = ledger
         self._now = now
-        self._queue: dict[object, tuple[CallSize, int, Callable[[], None], Timer]] = {}
-        """The waiting runs, each with the size of its next call, the number of its calls, its callback and its timer.
+        self._queue: dict[object, tuple[CallSize, int, Callable[[], None], Timer, int]] = {}
+        """The waiting runs, each with the size of its next call, the number of its calls, its callback, its timer and
+        its priority.
         """
         self.closed_until: float | None = None
         """The Unix time until which the account is closed in the store; None while tasks may start."""
@@ -414,11 +415,16 @@ class RateGate:
         """Return whether `run` waits in the line."""
         return run in self._queue
 
-    def join(self, run: object, size: CallSize, take: Callable[[], None], timer: Timer, calls: int = 1) -> None:
+    def join(
+        self, run: object, size: CallSize, take: Callable[[], None], timer: Timer, calls: int = 1, priority: int = 0
+    ) -> None:
         """Call `take`, in the context variables of this call, at the turn of `run`, which could make `calls` calls.
-        `timer` belongs to the run.
+        `timer` belongs to the run. Runs of a higher priority have their turns first.
         """
-        self._queue[run] = (size, calls, partial(copy_context().run, take), timer)
+        is_ahead = run not in self._queue and any(priority > before for *_, before in self._queue.values())
+        self._queue[run] = (size, calls, partial(copy_context().run, take), timer, priority)
+        if is_ahead:
+            self._queue = dict(sorted(self._queue.items(), key=lambda each: -each[1][-1]))
         self._start()
 
     def leave(self, run: object) -> None:
@@ -434,11 +440,11 @@ class RateGate:
             self._cancel()
         self._timed = self._cancel = self.closed_until = None
         while self._cancel is None and self._queue:
-            first, ((characters, usd), _, _, timer) = next(iter(self._queue.items()))
+            first, ((characters, usd), _, _, timer, _) = next(iter(self._queue.items()))
             wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(characters, self._now(), usd)
             self._asks = wait == inf
             if self._asks and self.ledger is not None:
-                calls = sum(calls for _, calls, _, _ in self._queue.values())
+                calls = sum(calls for _, calls, *_ in self._queue.values())
                 wait = partial(self.ledger.fill, self.limiter, characters, calls, self._closed, usd)
             self._cancel = timer(wait, self._call_first)
             if self._cancel is None:
@@ -454,7 +460,7 @@ class RateGate:
     def _closed(self, until: float, why: str) -> None:
         """Let the waiting runs know that they wait until this Unix time: they may park."""
         self.closed_until, self.closed_for = until, why
-        for _, _, take, _ in tuple(self._queue.values()):
+        for _, _, take, *_ in tuple(self._queue.values()):
             take()
 
     def _call_first(self) -> None:

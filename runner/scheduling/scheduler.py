@@ -34,12 +34,15 @@ from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Join, Task, may_start
 
 _UNKNOWN = Pause()
+_GOES_ON = 1e12
+"""More than any path: the server still has the conversation in its cache, and its end sets a slot free."""
 _NO_SPARES: Mapping[str, Sequence[str]] = {}
 _NOT_MOVED: Mapping[int, str] = {}
 
 
 class Scheduler:
-    """Selects tasks by position in the graph: the longest remaining path first, ties by order of declaration.
+    """Selects tasks by position in the graph: a conversation that goes on before new ones, then the longest remaining
+    path first, ties by order of declaration.
 
     `backends` names the backend of each task. `slots` are the slots of this run, or slots shared with other runs. A
     stored run begins with the `statuses` of its tasks, and, by position: tasks to set aside until `later`; pending
@@ -48,7 +51,8 @@ class Scheduler:
     of them have ended.
 
     While a limit closes a backend, its tasks take slots of the first of its `spares` that none closes, and are its own
-    again once they have given the slot back. `moved` names the backends of the held slots that are spares.
+    again once they have given the slot back. `moved` names the backends of the held slots that are spares. Of the runs
+    that wait for slots, those of a higher `priority` come first.
     """
 
     def __init__(
@@ -63,15 +67,17 @@ class Scheduler:
         held: Collection[int] = (),
         spares: Mapping[str, Sequence[str]] = _NO_SPARES,
         moved: Mapping[int, str] = _NOT_MOVED,
+        priority: int = 0,
     ) -> None:
         self._dag = dag
         self._slots = slots
+        self._priority = priority
         self.searches = slots.searches
         """Whether `call_ended` is to be called: the run searches for the width of its backends."""
         self._priorities = dag.priorities()
         self._changed: Callable[[str, Account], None] | None = None
         self._queues: dict[str, ReadyQueue] = {}
-        self.rates = RunRates(self, self._gates)
+        self.rates = RunRates(self, self._gates, priority)
         """The calls of this run on backends with limits of rate."""
         self._queue_of = [self._queue(name) for name in backends]
         self._spares = {self._queue(name): [*map(self._queue, others)] for name, others in spares.items()}
@@ -117,13 +123,15 @@ class Scheduler:
         if queue is None:
             changed = partial(self._throttling_changed, name)
             account = self._slots.account_of(name)
-            queue = self._queues[name] = ReadyQueue(self, self._slots, self._slots.slots(name), account, changed)
+            slots = self._slots.slots(name)
+            queue = ReadyQueue(self, self._slots, slots, account, changed, self._priority)
+            self._queues[name] = queue
         return queue
 
     def widen(self, concurrency: int) -> None:
         """Raise the number of slots of this run, or of all runs that share the slots, to `concurrency`."""
         self._slots.widen(concurrency)
-        self._slots.offer(self)
+        self._slots.offer(self, self._priority)
 
     def tune(self, tuning: Tuning) -> None:
         """Start tasks as a person says. Running ones go on, and so do those that wait for their judge's slot, once
@@ -137,7 +145,7 @@ class Scheduler:
             queue.account.queue.pop(self, None)
             if queue.account.gate is not None:
                 queue.account.gate.leave(self)
-        self._slots.offer(self)
+        self._slots.offer(self, self._priority)
 
     def _tuned(self, tuning: Tuning) -> list[ReadyQueue]:
         """Return the queues of the backends on which a person lets a further task start."""
@@ -305,6 +313,8 @@ class Scheduler:
         """Request slots held by other runs, backends that refusals have closed or narrowed, and turns at the limits of
         rate. Return whether eligible tasks wait for any of them; `take` is called when one of them may start.
         """
+        if self._slots.passed_over:  # this run has taken what it can use
+            self._slots.offer(self)
         waits = False
         queues: Iterable[ReadyQueue] = self._queues.values()
         if self._tuning is not None:
@@ -389,7 +399,7 @@ class Scheduler:
         account = self._free(position)
         if status is TaskStatus.COMPLETED:
             account.complete()
-        self._slots.offer(self)
+        self._slots.offer(self, self._priority)
         self.finish_without_slot(position, status)
 
     def finish_without_slot(self, position: int, status: TaskStatus) -> None:
@@ -417,19 +427,19 @@ class Scheduler:
         self._judged[position], self._queue_of[position] = self._queue_of[position], queue
         self._moving.add(position)
         heapq.heappush(queue.heap, (-self._priorities[position], position))
-        self._slots.offer(self)
+        self._slots.offer(self, self._priority)
         return True
 
     def park(self, position: int) -> None:
         """Release the slot of a started task that waits for a person. The run does not wait for the task."""
         self._free(position)
-        self._slots.offer(self)
+        self._slots.offer(self, self._priority)
 
     def unpark(self, position: int, statuses: Sequence[TaskStatus]) -> None:
         """Make a parked task eligible after the person's answer, unless a required task has to run again first."""
         self._missing[position] = self._count(position, statuses)
         if not self._missing[position]:
-            self._push(position)
+            self._push(position, goes_on=True)
 
     def keep_open(self) -> None:
         """Let the run wait for a parked task that is about to be answered, until `end_keep_open`."""
@@ -452,7 +462,7 @@ class Scheduler:
         """Release the slot of the started task at `position`. The task waits for `requeue`."""
         self._free(position)
         self.aside += 1
-        self._slots.offer(self)
+        self._slots.offer(self, self._priority)
 
     def throttle(self, position: int, pause: Pause = _UNKNOWN) -> None:
         """Set the started task aside after its backend refused the call. The task is back at the end of `pause`.
@@ -509,7 +519,7 @@ class Scheduler:
     def reopen(self, name: str, position: int) -> None:
         """Let a task look whether the limit has ended that has closed the backend for the task at `position`."""
         if self._queues[name].account.reopen_for((self, position)):
-            self._slots.offer(self)
+            self._slots.offer(self, self._priority)
 
     def close_for_person(self, position: int, name: str, pause: Pause) -> None:
         """Close the backend until `end_person_wait` of the task at `position`, which asks a person."""
@@ -548,7 +558,7 @@ class Scheduler:
         if not queue.is_probe(position):
             return False
         queue.account.end_probe()
-        self._slots.offer(self)
+        self._slots.offer(self, self._priority)
         return True
 
     def withdraw(self, position: int) -> None:
@@ -558,7 +568,7 @@ class Scheduler:
         queue = self._queue_of[position]
         if queue.is_probe(position):
             queue.account.probe = None
-            self._slots.offer(self)
+            self._slots.offer(self, self._priority)
 
     def spare(self, position: int) -> None:
         """Give back what the started task has beside its slot, because its call is not made: its share of the limits of
@@ -577,7 +587,7 @@ class Scheduler:
         self.aside -= 1
         account = self._refused.pop(position, None) if self._spares else self._queue_of[position].account
         if account is not None and account.reopen_for((self, position)):
-            self._slots.offer(self)
+            self._slots.offer(self, self._priority)
         if position not in self._dropped:
             self._push(position)
 
@@ -664,12 +674,15 @@ class Scheduler:
     def _is_satisfied(self, position: int, status: TaskStatus) -> bool:
         return status in TASK_DONE and satisfies(self._dag.tasks[position], status)
 
-    def _push(self, position: int) -> None:
+    def _push(self, position: int, *, goes_on: bool = False) -> None:
         task = self._dag.tasks[position]
         if task.gathers or self.is_undecided(position):
             self._for_each.ready.append(position)
             return
-        heapq.heappush(self._queue_of[position].heap, (-self._priorities[position], position))
+        priority = self._priorities[position]
+        if goes_on or task.continues is not None:
+            priority += _GOES_ON
+        heapq.heappush(self._queue_of[position].heap, (-priority, position))
 
     def _discard_dropped(self, heap: list[tuple[float, int]]) -> None:
         while heap and heap[0][1] in self._dropped:
@@ -894,8 +907,9 @@ class Joins:
 class RunRates:
     """The calls of `run` on backends with limits of rate. `gates` returns the gates of the run's backends, by name."""
 
-    def __init__(self, run: object, gates: Callable[[], Mapping[str, RateGate]]) -> None:
+    def __init__(self, run: object, gates: Callable[[], Mapping[str, RateGate]], priority: int = 0) -> None:
         self._run = run
+        self._priority = priority
         self.gates = gates
         self.size_of: Callable[[int], int] = lambda _position: 0
         """Returns the length in characters of a task's prompt and history, by position."""
@@ -919,7 +933,7 @@ class RunRates:
     def join(self, gate: RateGate, position: int, take: Callable[[], None], calls: int = 1) -> None:
         """Call `take` when the task at `position`, the first of `calls`, may begin its call."""
         assert self.timer is not None
-        gate.join(self._run, self._size(gate, position), take, self.timer, calls)
+        gate.join(self._run, self._size(gate, position), take, self.timer, calls, self._priority)
 
     def close(self, gate: RateGate, until: float) -> None:
         """Tell the other processes that keep the limit too that the backend takes no calls until this Unix time."""

@@ -4,7 +4,7 @@ Slots belong to a single run, or are shared by several runs of an event loop. Be
 backend, which refusals close or narrow for all runs of the process. What one run sets free, a shared slot or a backend,
 is first offered to the waiting runs, longest wait first, before the releasing run may use it again. A wide run
 therefore cannot starve the others. Each backend has a queue of its own: a run served in one queue keeps its turn in the
-other queues.
+other queues. Runs of a higher priority come first: those of a lower one get what they leave.
 
 A refused call (a rate limit, an overload) delays its own task. Whether the backend refuses the others too is found out
 by the `Account`:
@@ -83,8 +83,8 @@ class BackendSlots:
 class Waiting:
     """A run that waits until the backend is open and its own limits have a free slot."""
 
-    number: int
-    """Lower for a longer wait, on whatever backend."""
+    turn: tuple[int, int]
+    """Lower for a higher priority, and for a longer wait, on whatever backend."""
     has_room: Callable[[], bool]
     """Returns whether the run's own limits have a free slot."""
     take: Callable[[], bool]
@@ -325,6 +325,8 @@ class SlotPool:
         self.concurrency = MOST_AT_ONCE + sum((limits or {}).values()) if concurrency == "auto" else concurrency
         self.shared = shared
         self.taken = 0
+        self.passed_over = False
+        """Whether runs of a lower priority have not been offered what a run has set free."""
         self.accounts: Counter[Account] = Counter()
         """The accounts of the runs, each with the number of runs that use it."""
         self.account_of: Callable[[str], Account] = account_of or defaultdict[str, Account](Account).__getitem__
@@ -352,23 +354,28 @@ class SlotPool:
             one.ceiling = max(one.ceiling, slots)
         self.widen(slots)
 
-    def offer(self, releasing: object) -> None:
-        """Offer what is free, one slot at a time, to all waiting runs except the run `releasing`."""
+    def offer(self, releasing: object, priority: int | None = None) -> None:
+        """Offer what is free, one slot at a time, to all waiting runs except the run `releasing`. With its `priority`
+        runs of a lower one are passed over: `releasing` may use what is free first.
+        """
         passed: set[Waiting] = set()
+        self.passed_over = False
         while (first := self._next_waiting(releasing, passed)) is not None:
+            if priority is not None and -first.turn[0] < priority:
+                self.passed_over = True
+                break
             if not first.take():
                 passed.add(first)
 
     def _next_waiting(self, releasing: object, passed: Set[Waiting]) -> Waiting | None:
-        """Return the longest wait among those of the runs that may be offered a slot."""
+        """Return the first in turn of the runs that may be offered a slot."""
         first: Waiting | None = None
         for account in self.accounts:
             if not account.queue or not account.is_open:
                 continue
             for run, waiting in account.queue.items():
                 if run is not releasing and waiting.has_room() and waiting not in passed:
-                    first = waiting if first is None or waiting.number < first.number else first
-                    break
+                    first = waiting if first is None or waiting.turn < first.turn else first
         return first
 
 
@@ -383,6 +390,7 @@ class ReadyQueue:
     slots: BackendSlots
     account: Account
     changed: InitVar[Callable[[Account], None]]
+    priority: int = 0
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     taken: int = 0
     refusals_before: int = field(init=False)
@@ -445,7 +453,8 @@ class ReadyQueue:
         itself and may call again.
         """
         if self.run not in self.account.queue:
-            self.account.queue[self.run] = Waiting(next(_numbers), self._has_room, partial(copy_context().run, take))
+            turn = -self.priority, next(_numbers)
+            self.account.queue[self.run] = Waiting(turn, self._has_room, partial(copy_context().run, take))
 
     def _has_room(self) -> bool:
         return self.pool.taken < self.pool.concurrency and self.slots.taken < self.slots.ceiling

@@ -412,7 +412,12 @@ class Api:
         plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends, served.specs)
         plan = plan.fitted_to(served.specs, served.default)
         run_id, is_new = await self._runs.find_or_create(
-            plan.dag, key=new.key, settings=served.settings, policy=plan.policy, budget=plan.budget
+            plan.dag,
+            key=new.key,
+            settings=served.settings,
+            policy=plan.policy,
+            budget=plan.budget,
+            priority=plan.priority,
         )
         if not is_new:
             response.status_code = 200

@@ -42,7 +42,7 @@ MOST_RUNS_SEARCHED = 10_000
 """The number of runs that a search reads, the newest first."""
 POSTED = "posted"
 """The key in the settings of a run that was sent to a server, and runs on the backends of the server."""
-PARK = "park"
+PARK, PRIORITY = "park", "priority"
 """The key in the settings of a run that parks, and goes on by itself: see `ParallelRunner`."""
 ROWS_FILE = "rows_file"
 """The key in the settings of a run that reads its rows from a file as it goes."""

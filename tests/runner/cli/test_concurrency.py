@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,12 @@ def test_another_word_or_number_is_refused(tmp_path: Path, wrong: Any) -> None:
     plan_of(tmp_path, ONE.format(""))
     done = plait_here(tmp_path, "run", "plan.yaml", "-j", str(wrong))
     assert (done.code, "-j" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize(("words", "stored"), [((), 3), (("--priority", "-2"), -2)])
+def test_the_priority_of_a_run_is_stored(tmp_path: Path, words: tuple[str, ...], stored: int) -> None:
+    (tmp_path / "plan.yaml").write_text("priority: 3\ntasks: [{id: t, run: [echo, hi]}]\n")
+    plait_here(tmp_path, "run", "plan.yaml", "--queue", *words)
+    with closing(sqlite3.connect(tmp_path / ".plait" / "plait.db")) as database:
+        [(settings,)] = database.execute("SELECT settings FROM runs")
+    assert json.loads(settings)["priority"] == stored

@@ -255,3 +255,23 @@ async def test_a_key_needs_a_store_and_excludes_a_run_id_and_other_answers(store
     with pytest.raises(ValueError, match="leave key or like out"):
         await runner.run(dag(), key="k", like="mine")
     assert await store.list_runs() == ()
+
+
+async def test_a_queued_run_of_a_higher_priority_gets_the_slots_first(store: Store) -> None:
+    order: list[str] = []
+
+    async def note(prompt: str) -> str:
+        order.append(prompt)
+        await anyio.lowlevel.checkpoint()
+        return prompt
+
+    runs = ParallelRunner(note, store=store, concurrency=1, shared_limits=True).runs
+    for name, priority in (("low", 0), ("high", 5)):
+        await runs.find_or_create([Task(f"{name}{n}", name) for n in range(6)], name, priority=priority)
+    async with runs:
+        await runs.start("low")
+        await runs.start("high")
+        await runs.driven_to_end()
+    first = order.index("high")
+    assert order[first:] == ["high"] * 6 + ["low"] * (6 - first), "once it is there"
+    assert first < 6

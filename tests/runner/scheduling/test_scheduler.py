@@ -262,3 +262,34 @@ def test_each_attempt_takes_the_share_of_its_own_prompt() -> None:
         shares.append(rates.reserved[0][1].characters)
         rates.settle(0, 5, 5)
     assert shares == [10, 1000]
+
+
+def test_a_conversation_that_goes_on_comes_before_new_ones() -> None:
+    tasks = [
+        Task("talk", "p"),
+        Task("long", "p", weight=9),
+        Task("asks", "p", weight=0.1),
+        Task("more", "p", continues="talk", weight=0.1),
+        Task("last", "p"),
+    ]
+    scheduler = Scheduler(DAG(tasks), ["x"] * 5, SlotPool(1))
+    order: list[int | None] = [scheduler.take()]
+    scheduler.finish(1, TaskStatus.COMPLETED)
+    order.append(scheduler.take())
+    scheduler.finish(0, TaskStatus.COMPLETED)
+    order.append(scheduler.take())
+    assert order == [1, 0, 3], "before the longer path of the last one"
+    scheduler.finish(3, TaskStatus.COMPLETED)
+    assert scheduler.take() == 4
+    scheduler.finish(4, TaskStatus.COMPLETED)
+    assert scheduler.take() == 2
+
+
+def test_a_task_whose_question_was_answered_goes_on_before_new_ones() -> None:
+    tasks = [Task("asks", "p"), Task("first", "p"), Task("new", "p", "first", weight=9)]
+    scheduler = Scheduler(DAG(tasks), ["x"] * 3, SlotPool(2))
+    assert (scheduler.take(), scheduler.take()) == (1, 0)
+    scheduler.park(0)
+    scheduler.finish(1, TaskStatus.COMPLETED)
+    scheduler.unpark(0, [TaskStatus.PENDING] * 3)
+    assert (scheduler.take(), scheduler.take()) == (0, 2)

@@ -189,3 +189,57 @@ def test_a_run_that_waits_for_a_limit_of_rate_holds_no_slot_that_another_run_cou
     assert started == [("a", 0), ("b", 0), ("a", 1)], "it keeps its turn at the slots"
     first.finish(1, TaskStatus.COMPLETED)
     assert started == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+
+
+class Served:
+    """Runs that share one slot, each of which takes it whenever it may, and says so in `started`."""
+
+    def __init__(self, **priorities: int) -> None:
+        self.started: list[str] = []
+        pool = SlotPool(1, shared=True)
+        self.runs = {
+            name: Scheduler(wide(name, 3), ["x"] * 3, pool, priority=priority) for name, priority in priorities.items()
+        }
+        self.left = dict.fromkeys(priorities, 0)
+        for name in self.runs:
+            self.take(name)
+
+    def take(self, name: str) -> None:
+        while self.runs[name].take() is not None:
+            self.started.append(name)
+        self.runs[name].enqueue(partial(self.take, name))
+
+    def finish(self, name: str) -> None:
+        """End the task under way, and take what may start then, as an executor does."""
+        self.runs[name].finish(self.left[name], TaskStatus.COMPLETED)
+        self.left[name] += 1
+        self.take(name)
+
+
+def test_runs_of_a_higher_priority_come_first_and_leave_the_rest_to_others() -> None:
+    served = Served(low=0, high=5)
+    for _ in range(6):
+        served.finish(served.started[-1])
+    assert served.started == ["low", "high", "high", "high", "low", "low"]
+
+
+def test_runs_of_one_priority_take_turns() -> None:
+    served = Served(a=1, b=1)
+    for _ in range(6):
+        served.finish(served.started[-1])
+    assert served.started == ["a", "b", "a", "b", "a", "b"]
+
+
+def test_runs_of_a_higher_priority_have_their_turn_at_a_limit_of_rate_first() -> None:
+    gate, turns = RateGate(RateLimiter(RateLimits(60), 0.0), lambda: 0.0), list[str]()
+    timers: list[Callable[[], None]] = []
+
+    def start_timer(_seconds: object, call: Callable[[], None]) -> Callable[[], None]:
+        timers.append(call)
+        return lambda: timers.remove(call)
+
+    for name, priority in (("a", 0), ("b", 0), ("c", 5), ("d", 5)):
+        gate.join(name, (0, 0.0), partial(turns.append, name), start_timer, 1, priority)
+    while timers:
+        timers.pop()()
+    assert turns == ["c", "d", "a", "b"]
