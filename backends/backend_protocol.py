@@ -107,6 +107,8 @@ class Placement:
     """Makes and returns the folder of the attempt here; None if the store keeps no files."""
     place: str | None = None
     """With `ConversationRequest.attaches`, the host on which the attempt was placed."""
+    shared: bool = False
+    """Whether others may write in the folder of the program meanwhile."""
 
 
 @value

@@ -174,7 +174,9 @@ class HostConversation:
         self._session = session
         self._request = request
         self._placement = placement
-        self._attempt = AttemptChannel(f"{placement.task_id}/{placement.attempt}", self._report, needs)
+        place = None if request.workspace is None else as_json(request.workspace)
+        self._writes = None if placement.shared else {"backend": described, "workspace": place}
+        self._attempt = AttemptChannel(f"{placement.task_id}/{placement.attempt}", self._report, needs, self._writes)
         self._outputs = PlacedOutput(placement.turn_folder)
         self.session_id = request.session_id
 
@@ -241,6 +243,7 @@ class HostConversation:
                 "request": request,
                 "wants_allowance": self._request.on_allowance is not None,
                 "prompt": prompt,
+                "writes": self._writes,
                 "answers": [] if (turn := TURN.get()) is None else turn.answers,
             }
         )

@@ -77,11 +77,15 @@ class AttemptChannel:
 
     connection: HostConnection
 
-    def __init__(self, name: str, on_report: Callable[[Frame], None], needs: Mapping[str, float]) -> None:
+    def __init__(
+        self, name: str, on_report: Callable[[Frame], None], needs: Mapping[str, float], writes: Frame | None = None
+    ) -> None:
         self.name = name
         """`task/attempt`."""
         self.needs = needs
         """The resources that the attempt takes."""
+        self.writes = writes
+        """The backend and the workspace, from which the host knows the folder in which no other may write meanwhile."""
         self._on_report = on_report
         self._frames: deque[Frame] = deque()
         self._waiting: asyncio.Future[None] | None = None

@@ -2,7 +2,7 @@
 
     runner -> host    probe                          how many attempts are at work; the answer is `state`
                       hello                          the version, the run, the epoch, the attempts to keep
-                      ask, go, cancel                an attempt asks for a slot, begins, is ended
+                      ask, go, cancel                an attempt asks for a slot and its folder, begins, is ended
                       wind_down                      the run is being cancelled
                       remove_files                   the run is over: its files are removed
     host -> runner    ready, refused                 the answers to hello

@@ -28,7 +28,7 @@ import anyio
 import anyio.abc
 from anyio.to_thread import run_sync
 
-from plait.backends.backend_protocol import Backend, ConversationRequest, DetachedBackend, Files, Reply
+from plait.backends.backend_protocol import Backend, ConversationRequest, DetachedBackend, Files, Output, Reply
 from plait.backends.function_backend import unexpected
 from plait.backends.hosts.host_fence import (
     LowEpoch,
@@ -47,12 +47,14 @@ from plait.backends.hosts.host_frames import (
     read_frame,
 )
 from plait.backends.process.child_manifest import manifests_below
-from plait.backends.process.child_process import sweep
+from plait.backends.process.child_process import ProgramBackend, sweep
+from plait.backends.process.folder_locks import FolderLock, lock_folder
 from plait.backends.process.private_files import private_folder
 from plait.backends.running_turn import Cancellation, Turn, in_turn, question_in
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, as_json, from_json
 from plait.safe_text import one_line
+from plait.task import Workspace
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""
@@ -163,8 +165,12 @@ class _Host:
         self._state = state
         self._sessions = state / SESSIONS
         self._slots = slots
-        self._waiting: list[str] = []
-        """The attempts that wait for a slot, the first to ask first."""
+        self._waiting: dict[str, Path | None] = {}
+        """The attempts that wait for a slot and for the folder in which they write, the first to ask first."""
+        self._folders: dict[str, FolderLock] = {}
+        """The folders of the attempts that have one."""
+        self._told = set[str]()
+        """The attempts whose wait for a folder was reported."""
         self._under_way: dict[str, anyio.CancelScope] = {}
         self._idle: list[asyncio.Future[_Going]] = []
         """The idle workers. Waking an idle worker costs a third of starting a new one."""
@@ -179,7 +185,7 @@ class _Host:
         """Handle a frame of the runner. Unknown frames are ignored."""
         match frame["op"]:
             case "ask":
-                self._waiting.append(frame["attempt"])
+                self._waiting[frame["attempt"]] = await self._folder_written(frame.get("writes"))
                 self._grant()
             case "go":
                 attempt = frame["attempt"]
@@ -200,8 +206,45 @@ class _Host:
                 pass
 
     def _grant(self) -> None:
-        while self._waiting and self._slots.take(self._waiting[0]):
-            self._write({"op": "slot", "attempt": self._waiting.pop(0)})
+        for attempt, folder in [*self._waiting.items()]:
+            if not self._lock(attempt, folder):
+                continue
+            if not self._slots.take(attempt):
+                self._unlock(attempt)
+                return
+            del self._waiting[attempt]
+            self._told.discard(attempt)
+            self._write({"op": "slot", "attempt": attempt})
+
+    async def _folder_written(self, writes: Mapping[str, Any] | None) -> Path | None:
+        """Return the folder in which an attempt writes; None for one that writes in none, or shares it."""
+        if writes is None:
+            return None
+        try:
+            backend = await self._backend(writes["backend"])
+        except BackendUnavailable:  # reported by the attempt
+            return None
+        if not isinstance(backend, ProgramBackend):
+            return None
+        place = writes["workspace"]
+        return backend.folder_written(None if place is None else from_json(Workspace, place))
+
+    def _lock(self, attempt: str, folder: Path | None) -> bool:
+        """Return whether the attempt has its folder now, and tell once if another writer has it."""
+        if folder is None or attempt in self._folders:
+            return True
+        if (lock := lock_folder(folder)) is not None:
+            self._folders[attempt] = lock
+            return True
+        if attempt not in self._told:
+            self._told.add(attempt)
+            output = Output("waiting", f"waits until nothing else writes in {folder}")
+            self._write({"op": "output", "output": as_json(output), "attempt": attempt})
+        return False
+
+    def _unlock(self, attempt: str) -> None:
+        if (lock := self._folders.pop(attempt, None)) is not None:
+            lock.close()
 
     async def _look_for_slots(self) -> None:
         with _exiting():
@@ -212,12 +255,12 @@ class _Host:
                 self._grant()
 
     async def _cancel(self, attempt: str) -> None:
-        if attempt in self._waiting:
-            self._waiting.remove(attempt)
+        self._waiting.pop(attempt, None)
         if (scope := self._under_way.get(attempt)) is not None:
             scope.cancel()  # `_run` reports the end
             return
         self._slots.free(attempt)
+        self._unlock(attempt)
         self._grant()
         self._attempts.start_soon(self._end, attempt)
 
@@ -247,6 +290,7 @@ class _Host:
         finally:
             del self._under_way[attempt]
             self._slots.free(attempt)
+            self._unlock(attempt)
         try:
             self._write({**answer, "attempt": attempt})
         except (TypeError, ValueError) as error:
@@ -258,6 +302,12 @@ class _Host:
         backend = await self._backend(frame["backend"])
         folder = attempt_folder(self._folder, attempt)
         request = self._request(attempt, frame, Files(folder, self._sessions))
+        if not request.attaches:  # else the program that it follows has the lock
+            written = await self._folder_written(frame.get("writes"))
+            while not self._lock(attempt, written):  # noqa: ASYNC110 - another program has it, and tells nobody of its end
+                await anyio.sleep(_RETRY_S)
+            if (lock := self._folders.get(attempt)) is not None:
+                request = replace(request, keeps=lock.descriptors)
         if request.attaches:
             await self._require_left(backend, request, folder)
         elif folder.parent.name in self._earlier_tasks and await run_sync(folder.exists):

@@ -120,5 +120,5 @@ class SSHConnection(HostConnection):
         return await open_process(self._command)
 
     def ask(self, attempt: AttemptChannel) -> None:
-        """Ask the host for a slot."""
-        self.send({"op": "ask", "attempt": attempt.name})
+        """Ask the host for a slot, and for the folder in which the attempt writes."""
+        self.send({"op": "ask", "attempt": attempt.name, "writes": attempt.writes})

@@ -154,6 +154,15 @@ class ProgramBackend(Placeable):
             raise BackendError(ErrorKind.INVALID_REQUEST, message)
         return replace(self, cwd=folder)
 
+    def folder_written(self, place: Workspace | None) -> Path | None:
+        """Return the folder in which the program of a task may write; None if it may not, or cannot work there, which
+        its attempt reports.
+        """
+        try:
+            return self.working_in(place).folder.resolve() if self.writes else None
+        except (BackendError, BackendUnavailable, OSError, RuntimeError):
+            return None
+
     @contextmanager
     def files_of(self, request: ConversationRequest) -> Generator[tuple[Files, bool]]:
         """Yield the folders of a turn, temporary ones if the request has none, and whether the programs of the turn end

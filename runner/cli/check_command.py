@@ -11,7 +11,7 @@ from typing import Any, cast
 import anyio
 import click
 
-from plait.backends.specs.backend_specs import AnySpec, ProgramSpec
+from plait.backends.specs.backend_specs import ProgramSpec
 from plait.errors import PlanError
 from plait.runner.cli.command_line import COMPLETED, FAILED, USAGE
 from plait.runner.cli.command_options import complete, json_option, read_plan, set_option, store_option
@@ -176,15 +176,16 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
             for task in dag
             if task.call is not None
         },
-        "backends": {name: _backend_facts(plan.backends.get(name), number) for name, number in used.items()},
+        "backends": {name: _backend_facts(plan, name, number) for name, number in used.items()},
         **({} if dag.rows_file is None else {"rows": plan.lengths}),
     }
 
 
-def _backend_facts(spec: AnySpec | None, tasks: int) -> dict[str, Any]:
+def _backend_facts(plan: Plan, name: str, tasks: int) -> dict[str, Any]:
+    spec = plan.backends.get(name)
     facts: dict[str, Any] = {"kind": None if spec is None else spec.kind, "tasks": tasks}
     if spec is not None and spec.on is not None:
         facts["on"] = spec.on
         if isinstance(spec, ProgramSpec):
-            facts["locks_folders"] = False
+            facts["locks_folders"] = spec.on not in plan.hosts or plan.hosts[spec.on].kind == "ssh"
     return facts

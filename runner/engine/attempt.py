@@ -545,6 +545,7 @@ class AttemptRunner:
             on_go=_nothing,
             turn_folder=turn_folder,
             place=place,
+            shared=attempt.task.shared,
         )
 
     async def _place(self, attempt: Attempt, place: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from plait import events
 from plait.backends.process.child_process import ProgramBackend
 from plait.backends.process.folder_locks import FolderLock, lock_folder
-from plait.errors import BackendError, BackendUnavailable, PromptError
+from plait.errors import PromptError
 from plait.runner.engine.live_run import LiveRun
 
 _LOOK_S = 0.2
@@ -101,11 +101,11 @@ class WorkFolders:
         """Return the folder in which the task may write; None if it may not, or shares the folder."""
         run = self._run
         task, backend = run.state.dag.tasks[position], run.options.backends[run.backend_of(position)]
-        if not isinstance(backend, ProgramBackend) or task.shared or not backend.writes:
+        if not isinstance(backend, ProgramBackend) or task.shared:
             return None
         try:
-            return backend.working_in(run.state.workspace(task)).folder.resolve()
-        except (PromptError, BackendError, BackendUnavailable, OSError, RuntimeError):  # reported by the attempt
+            return backend.folder_written(run.state.workspace(task))
+        except PromptError:  # reported by the attempt
             return None
 
 

@@ -330,3 +330,46 @@ async def test_commands_run_on_hosts_and_end_with_their_run(world: HostFolder, t
             run.cancel()
             assert (await run.result()).status is RunStatus.CANCELLED
     await until(lambda: start_time(int(pids.read_text())) is None)
+
+
+_ALONE = "mkdir busy && touch began && until [ -e go ]; do sleep 0.05; done; rmdir busy"
+"""A command that fails if another one is at work in its folder."""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_two_runs_that_write_in_one_folder_of_a_host_wait_for_each_other(
+    world: HostFolder, tmp_path: Path, dies: bool
+) -> None:
+    """`dies`: the host process is killed. The command that it began works on, and has the folder."""
+    folder = tmp_path / "there"
+    folder.mkdir()
+    dag, said = DAG([Task("a", run=["sh", "-c", _ALONE], retry=0)]), list[str]()
+    command = {"command": world.hosts("m1").placed(CommandBackend(cwd=folder))}
+    runners = [ParallelRunner(backends=command, store=MemoryStore()) for _ in range(2)]
+    async with runners[0].start(dag, "first") as first:
+        await until((folder / "began").exists)
+        async with runners[1].start(dag, "second") as second:
+            async for event in second.events():
+                if isinstance(event, events.TaskOutput) and "nothing else writes" in event.text:
+                    said.append(event.text)
+                    if dies and len(said) == 1:
+                        world.kill("m1")
+                    else:
+                        (folder / "go").touch()
+            assert (await second.result()).status is RunStatus.COMPLETED
+        assert (await first.result()).status is RunStatus.COMPLETED
+    assert said == [f"waits until nothing else writes in {folder}"] * (1 + dies)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_tasks_of_one_run_are_alone_in_a_folder_of_a_host_unless_they_share_it(
+    world: HostFolder, tmp_path: Path, shared: bool
+) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    meets = "touch $0; until [ -e a ] && [ -e b ]; do sleep 0.05; done"
+    alone = "mkdir busy && rmdir busy"
+    names = ("a", "b") if shared else ("a", "b", "c", "d")
+    dag = DAG(Task(name, run=["sh", "-c", meets if shared else alone, name], shared=shared, retry=0) for name in names)
+    result = await ParallelRunner(backends={"command": world.hosts("m1").placed(CommandBackend(cwd=folder))}).run(dag)
+    assert result.status is RunStatus.COMPLETED

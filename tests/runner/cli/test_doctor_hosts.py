@@ -171,16 +171,21 @@ def test_a_file_without_hosts_is_refused(tmp_path: Path, file: str) -> None:
     assert ("cannot be read" if file == "missing.json" else "names no hosts") in done.err
 
 
-def test_check_says_that_no_folder_is_locked_on_other_hosts(tmp_path: Path) -> None:
+def test_check_says_that_no_folder_is_locked_on_workers_of_dask(tmp_path: Path) -> None:
     plan = {
-        "hosts": {"lab": {"kind": "ssh", "hosts": ["a", "b"]}},
-        "backends": {"far": {"kind": "command", "on": "lab"}, "near": {"kind": "command"}},
-        "tasks": [{"id": name, "run": ["true"], "backend": name} for name in ("far", "near")],
+        "hosts": {"lab": {"kind": "ssh", "hosts": ["a", "b"]}, "pool": {"kind": "dask", "address": "tls://a:8786"}},
+        "backends": {
+            "far": {"kind": "command", "on": "lab"},
+            "near": {"kind": "command"},
+            "pooled": {"kind": "command", "on": "pool"},
+        },
+        "tasks": [{"id": name, "run": ["true"], "backend": name} for name in ("far", "near", "pooled")],
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     done = plait(tmp_path, "check", "plan.json")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-2:] == [
-        "  backend       far: command on lab, 1 task; no folder is locked there, so two may write in one",
+    assert done.out.splitlines()[-3:] == [
+        "  backend       far: command on lab, 1 task",
         "  backend       near: command, 1 task",
+        "  backend       pooled: command on pool, 1 task; no folder is locked there, so two may write in one",
     ]
