@@ -28,11 +28,12 @@ from plait.runner.scheduling.account_ledger import (
     book,
     book_again,
     close,
+    end_probe,
     learn,
     note_user,
     settle,
 )
-from plait.runner.scheduling.own_limits import Demand, Grant, OnClosed, RateLimiter, Reservation, Units
+from plait.runner.scheduling.own_limits import PROBE, Demand, Grant, OnClosed, RateLimiter, Reservation, Units
 
 T = TypeVar("T")
 Change: TypeAlias = Callable[[Row, float], T]
@@ -91,6 +92,8 @@ class StoredLedger:
                 grant = await self._change(partial(book_again, demand, grant)) or Grant(0.0, grant.units)
             if grant.delay > 0:
                 await self._clock.sleep(grant.delay)
+            if grant.is_probe:
+                on_closed(self._clock.wall(), PROBE)
             in_time = True
         finally:
             limiter.grant(grant.units, self._clock.monotonic(), grant.day, in_time=in_time)
@@ -100,11 +103,14 @@ class StoredLedger:
         note_user(self._user, demand, grant, row, now)
         return grant
 
-    async def close(self, until: float) -> None:
+    async def close(self, until: float, *, probe: bool = False) -> None:
         def until_then(row: Row, now: float) -> None:
-            close(until - self._clock.wall(), row, now)
+            close(until - self._clock.wall(), row, now, probe=probe)
 
         await self._change(until_then, until_then)
+
+    async def end_probe(self, *, accepted: bool) -> None:
+        await self._change(partial(end_probe, accepted))
 
     async def settle(self, reservation: Reservation, usd: float) -> None:
         # As above, only a cost above the reservation is told again.

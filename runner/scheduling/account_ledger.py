@@ -7,6 +7,9 @@ waiting process asks nothing. Whoever has used a block goes behind the others.
 
 Nothing in a row belongs to a process: the units of a process that dies are refilled like used ones.
 
+After a limit of the server that closes the account for long, one process sends one call, the probe, and the others wait
+for its outcome. They wait for PROBE_S at most, since its process may die.
+
 Money is a counter of the day in UTC, on which providers account and all hosts agree. The worst case of a call is
 reserved for a grant that is used at once, and settled by what the call cost, on the day of the grant. What a dead
 process had reserved stays counted on its day: its calls may have been made. If the calls that have ended leave no room
@@ -36,7 +39,10 @@ _LIMITS = frozenset({"requests", "tokens"})
 LONGEST_HOLD_S = 0.25
 """The longest time for which a grant holds without another look at the row: the account may be closed meanwhile."""
 SETTLES_S = 2.0
-"""Seconds between two looks at an account whose money is reserved for calls under way."""
+"""Seconds between two looks at an account whose money is reserved for calls under way, or which another process probes.
+"""
+PROBE_S = 300.0
+"""The longest time for which the other processes wait for a probe."""
 _KEPT_S = 3_600.0
 """Seconds for which a process is shown after its last booking, and reserved money may come back after the last
 reservation or settlement.
@@ -50,7 +56,8 @@ Row: TypeAlias = dict[str, Any]
 the server's own limit or None, the level and the time of the level, at which the last booking begins; and for display
 the `limits` of the last booking, and the `users` with the requests and tokens that each has booked. With a limit of
 money, `usd` has the `day` in UTC since 1970, the dollars of that day in `total`, the part of them that is `reserved`
-for calls under way, and `at`, the time of the last change.
+for calls under way, and `at`, the time of the last change. `held` is there until a probe was accepted: the time until
+which one is under way, or 0.
 """
 
 
@@ -72,7 +79,7 @@ def book(demand: Demand, row: Row, now: float) -> Grant:
     for name, bucket in buckets.items():
         bucket.take(getattr(units, name), begin)
         row[name][1:] = bucket.level, bucket.at
-    return _with_money(demand, Grant(begin - now, units, CLOSED if opens > now else ""), row, now)
+    return _admit(demand, Grant(begin - now, units, CLOSED if opens > now else ""), row, now)
 
 
 def learn(demand: Demand, row: Row, now: float) -> None:
@@ -103,10 +110,23 @@ def settle(reservation: Reservation, usd: float, row: Row, now: float) -> None:
     money["at"] = now
 
 
+def _admit(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
+    """Let a grant that is used at once wait for a probe under way, or be one itself, and reserve its dollars."""
+    if grant.delay > LONGEST_HOLD_S:
+        return grant
+    if row.get("held", 0.0) > now:
+        return replace(grant, delay=SETTLES_S)
+    grant = _with_money(demand, grant, row, now)
+    if "held" in row and grant.delay <= LONGEST_HOLD_S:
+        row["held"] = now + PROBE_S
+        return replace(grant, is_probe=True)
+    return grant
+
+
 def _with_money(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
-    """Reserve the dollars of the first call, if the grant is used at once; let it wait if there are not enough."""
+    """Reserve the dollars of the first call; let it wait if there are not enough."""
     limit = demand.limits.usd_per_day
-    if limit is None or grant.delay > LONGEST_HOLD_S:
+    if limit is None:
         return grant
     money, usd = _money(row, now), demand.first.usd
     if money["total"] + usd <= limit + _ROUNDING:
@@ -144,15 +164,25 @@ def note_user(user: str, demand: Demand, grant: Grant, row: Row, now: float) -> 
 def book_again(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
     """Return the grant, whose time has come, or another one if the account was closed meanwhile, or has no money."""
     if row.get("closed_until", 0.0) <= now:
-        return _with_money(demand, replace(grant, delay=0.0, closed=""), row, now)
+        return _admit(demand, replace(grant, delay=0.0, closed=""), row, now)
     return book(replace(demand, unused=grant.units, allowance=None), row, now)
 
 
-def close(seconds: float, row: Row, now: float) -> None:
-    """Let no process begin a call for `seconds`, or for longer if a process has said so."""
+def close(seconds: float, row: Row, now: float, *, probe: bool = False) -> None:
+    """Let no process begin a call for `seconds`, or for longer if a process has said so; then first a `probe`."""
+    if probe:
+        row["held"] = 0.0
     row["closed_until"] = opens = max(row.get("closed_until", 0.0), now + seconds)
     for name in _LIMITS & row.keys():
         row[name][1:] = min(0.0, row[name][1]), max(row[name][2], opens)
+
+
+def end_probe(accepted: bool, row: Row, now: float) -> None:
+    """Let all processes begin calls after a probe, or another one send a probe if it was not `accepted`."""
+    if "held" in row and row.get("closed_until", 0.0) <= now:
+        row["held"] = 0.0
+        if accepted:
+            del row["held"]
 
 
 def _follow_clock(row: Row, now: float) -> None:
@@ -160,6 +190,7 @@ def _follow_clock(row: Row, now: float) -> None:
     back = row.get("seen", now) - now
     if back > _STEP_S:
         row["closed_until"] = row.get("closed_until", 0.0) - back
+        row |= {"held": row["held"] - back} if "held" in row else {}
         for name in _LIMITS & row.keys():
             row[name][2] -= back
     row["seen"] = now

@@ -175,9 +175,13 @@ class Grant:
     """Why the account is closed until then, if it is: CLOSED by a process, or USD_PER_DAY is spent."""
     day: int = 0
     """The day on which the dollars count, in UTC since 1970."""
+    is_probe: bool = False
+    """Whether no other call is made on the account until this one was accepted."""
 
 
 CLOSED = "closed"
+PROBE = "probe"
+"""Told in place of why an account is closed: it is open again, and the call that is granted shows whether it is."""
 
 
 OnClosed: TypeAlias = Callable[[float, str], None]
@@ -200,8 +204,12 @@ class Ledger(Protocol):
         """Replace the dollars of the reservation by what the call cost."""
         ...
 
-    async def close(self, until: float) -> None:
-        """Let no process begin a call until this Unix time."""
+    async def close(self, until: float, *, probe: bool) -> None:
+        """Let no process begin a call until this Unix time, and then one process a `probe`."""
+        ...
+
+    async def end_probe(self, *, accepted: bool) -> None:
+        """Let all processes begin calls after a probe, or another one send a probe if it was not `accepted`."""
         ...
 
 
@@ -369,6 +377,8 @@ class RateGate:
         """
         self.closed_until: float | None = None
         """The Unix time until which the account is closed in the store; None while tasks may start."""
+        self.is_held = False
+        """Whether the next call is a probe, for which the others wait."""
         self.closed_for = ""
         """Why: see `Grant.closed`."""
         self._asks = False
@@ -458,7 +468,10 @@ class RateGate:
             self._start()
 
     def _closed(self, until: float, why: str) -> None:
-        """Let the waiting runs know that they wait until this Unix time: they may park."""
+        """Let the waiting runs know that they wait until this Unix time: they may park. A probe goes first then."""
+        self.is_held = self.is_held or why in {CLOSED, PROBE}
+        if why == PROBE:
+            return
         self.closed_until, self.closed_for = until, why
         for _, _, take, *_ in tuple(self._queue.values()):
             take()

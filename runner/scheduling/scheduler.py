@@ -478,9 +478,14 @@ class Scheduler:
     def _refuse(self, account: Account, position: int, pause: Pause) -> None:
         """Record the refusal of the task's call, and tell the processes that share the account if that pauses it."""
         before = account.pause
+        is_probe = account.probing and account.probe == (self, position)
         account.throttle((self, position), pause)
-        if account.gate is not None and account.throttled and account.pause is not None and account.pause != before:
-            self.rates.close(account.gate, account.pause.until)
+        if account.gate is None:
+            return
+        if account.throttled and account.pause is not None and account.pause != before:
+            self.rates.close(account.gate, account.pause.until, probe=account.pause.probe)
+        elif is_probe:
+            self.rates.end_probe(account.gate, accepted=False)
 
     def has_spares(self, position: int) -> bool:
         """Return whether the backend of the started task, or the one whose spare it is, has spares."""
@@ -539,6 +544,7 @@ class Scheduler:
 
     def refuse_for_good(self, position: int, took: float) -> None:
         """Record that the backend refused, after `took` seconds, the call of a started task that is not retried."""
+        self.withdraw(position)
         self._queue_of[position].account.refuse((self, position), took)
 
     def moment(self, position: int) -> float | None:
@@ -557,9 +563,17 @@ class Scheduler:
         queue = self._queue_of[position]
         if not queue.is_probe(position):
             return False
-        queue.account.end_probe()
+        self._end_probe(queue.account, accepted=True)
         self._slots.offer(self, self._priority)
         return True
+
+    def _end_probe(self, account: Account, *, accepted: bool) -> None:
+        if account.probing and account.gate is not None:
+            self.rates.end_probe(account.gate, accepted=accepted)
+        if accepted:
+            account.end_probe()
+        else:
+            account.probe = None
 
     def withdraw(self, position: int) -> None:
         """Let another task be the probe of the backend, if the task at `position` is: its call ended, and told nothing.
@@ -567,7 +581,7 @@ class Scheduler:
         """
         queue = self._queue_of[position]
         if queue.is_probe(position):
-            queue.account.probe = None
+            self._end_probe(queue.account, accepted=False)
             self._slots.offer(self, self._priority)
 
     def spare(self, position: int) -> None:
@@ -702,7 +716,7 @@ class Scheduler:
         queue.free()
         self.taken -= 1
         if queue.is_probe(position):
-            queue.account.end_probe()
+            self._end_probe(queue.account, accepted=True)
         if self._moved and position in self._moved:
             self._queue_of[position] = self._moved.pop(position)[0]
         return answered.account
@@ -935,10 +949,17 @@ class RunRates:
         assert self.timer is not None
         gate.join(self._run, self._size(gate, position), take, self.timer, calls, self._priority)
 
-    def close(self, gate: RateGate, until: float) -> None:
-        """Tell the other processes that keep the limit too that the backend takes no calls until this Unix time."""
+    def close(self, gate: RateGate, until: float, *, probe: bool) -> None:
+        """Tell the other processes that keep the limit too that the backend takes no calls until this Unix time, and
+        then a `probe` first.
+        """
         if gate.ledger is not None and self.timer is not None:
-            self.timer(partial(gate.ledger.close, until), lambda: None)
+            self.timer(partial(gate.ledger.close, until, probe=probe), lambda: None)
+
+    def end_probe(self, gate: RateGate, *, accepted: bool) -> None:
+        """Tell the other processes of the end of a probe."""
+        if gate.ledger is not None and self.timer is not None:
+            self.timer(partial(gate.ledger.end_probe, accepted=accepted), lambda: None)
 
     def settle(self, position: int, input_tokens: int, output_tokens: int, usd: float = 0.0) -> None:
         """Replace the estimate of the call that ended by its real usage."""

@@ -194,6 +194,8 @@ class Account:
         """
         self.taken += 1
         self.begun += 1
+        if self.gate is not None and self.gate.is_held:
+            self.gate.is_held, self.probing = False, True
         if call is not None and self.is_held:
             self.probe = call
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, PostgresStore, RateLimits, RunStatus, SQLiteStore, Task, TaskStatus
+from plait import DAG, ParallelRunner, PostgresStore, RateLimits, Retry, RunStatus, SQLiteStore, Task, TaskStatus
 from plait.backends import ConversationRequest, Message, Reply
 from plait.backends.backend_protocol import Allowance
 from plait.backends.models.model_api import ReplayConversation
@@ -108,6 +109,60 @@ async def test_the_processes_of_a_store_book_one_after_the_other(opened: Callabl
             await ledger.fill(limiter, 0, 8, never)
             assert limiter.wait(0, clock.monotonic()) == 0
     assert clock.slept == pytest.approx([60.0, 120.0], abs=25.0)
+
+
+class Watched(SQLiteStore):
+    """A store that counts how often its accounts are asked."""
+
+    asked = 0
+
+    async def transact(self, writing: Reading[Any]) -> Any:
+        self.asked += 1
+        return await super().transact(writing)
+
+
+class Blocked(Asked):
+    """A backend that answers once it may, or refuses its first call then."""
+
+    def __init__(self, *errors: BackendError) -> None:
+        super().__init__(*errors)
+        self.account = f"a server and key {id(self)}"
+        self.begun, self.may_answer = 0, anyio.Event()
+
+    async def answer(self, messages: Sequence[Message]) -> Message:
+        self.begun += 1
+        await self.may_answer.wait()
+        return await super().answer(messages)
+
+
+@pytest.mark.parametrize("errors", [[], [BackendError(ErrorKind.TRANSIENT, "cut")]], ids=["accepted", "cut"])
+async def test_one_probe_is_sent_for_all_processes_on_a_store(tmp_path: Path, errors: list[BackendError]) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    backend, rates = Blocked(*errors), {"api": RateLimits(60_000)}
+    results: list[Any] = []
+
+    async def run(store: SQLiteStore, name: str) -> None:
+        runner = ParallelRunner(backends={"api": backend}, rates=rates, store=store)
+        tasks = [Task(f"{name}{n}", "p", retry=Retry(attempts=3, base_delay=0.01)) for n in range(4)]
+        results.append(await runner.run(DAG(tasks)))
+
+    async with Watched(tmp_path / "real" / "runs.db") as one, Watched(tmp_path / "link" / "runs.db") as other:
+        digest = sha256(backend.account.encode()).hexdigest()[:16]
+        await StoredLedger(one, f"api {digest}", Clock()).close(Clock().wall() - 1, probe=True)
+        async with anyio.create_task_group() as group:
+            with anyio.fail_after(60):
+                group.start_soon(run, one, "a")
+                while not backend.begun:  # noqa: ASYNC110 - no event announces it
+                    await anyio.sleep(0.01)
+                group.start_soon(run, other, "b")
+                while other.asked < 2 and backend.begun == 1:  # noqa: ASYNC110 - it waits, and has looked again
+                    await anyio.sleep(0.01)
+                assert backend.begun == 1
+                backend.may_answer.set()
+        [row] = (await one.transact(list_accounts())).values()
+    assert [result.status for result in results] == [RunStatus.COMPLETED] * 2
+    assert "held" not in row
 
 
 class Paid(Asked):
@@ -303,13 +358,6 @@ async def test_a_run_parks_while_another_process_has_closed_its_account(tmp_path
 
 @pytest.mark.parametrize("rates", [{}, {"api": RateLimits(6_000)}])
 async def test_nothing_is_asked_without_a_limit_or_without_an_account(tmp_path: Path, rates: dict[str, Any]) -> None:
-    class Watched(SQLiteStore):
-        asked = 0
-
-        async def transact(self, writing: Reading[Any]) -> Any:
-            self.asked += 1
-            return await super().transact(writing)
-
     async with Watched(tmp_path / "runs.db") as store:
         backend = answer if rates else Asked()
         result = await ParallelRunner(backends={"api": backend}, rates=rates, store=store).run(DAG([Task("t", "p")]))

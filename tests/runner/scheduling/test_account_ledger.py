@@ -13,11 +13,13 @@ from plait import RateLimits
 from plait.backends.backend_protocol import Allowance
 from plait.runner.scheduling.account_ledger import (
     BLOCK_S,
+    PROBE_S,
     SETTLES_S,
     Row,
     book,
     book_again,
     close,
+    end_probe,
     learn,
     settle,
 )
@@ -150,6 +152,43 @@ def test_a_clock_that_was_put_back_holds_nobody_up() -> None:
     close(30.0, row, 1_000.0)
     assert book(asks(), row, 500.0).delay == pytest.approx(30.1)
     assert book(asks(), row, 499.5).delay == pytest.approx(30.7), "two readings in the wrong order are no step"
+
+
+def closed_for_long() -> Row:
+    row = emptied()
+    close(3_600.0, row, 0.0, probe=True)
+    return row
+
+
+def test_one_process_probes_an_account_that_is_open_again_and_the_others_wait() -> None:
+    row, demand = closed_for_long(), asks(60_000, calls=8)
+    first, second = (book(demand, row, 0.0) for _ in range(2))
+    first = book_again(demand, first, row, 3_601.0)
+    assert (first.is_probe, first.delay) == (True, 0)
+    second = book_again(demand, second, row, 3_601.1)
+    assert (second.is_probe, second.delay, second.closed) == (False, SETTLES_S, "")
+    new = book(demand, row, 3_602.0)
+    assert (new.is_probe, new.delay) == (False, SETTLES_S)
+    end_probe(True, row, 3_603.0)
+    assert (book_again(demand, second, row, 3_604.0).delay, book(demand, row, 3_604.0).is_probe) == (0, False)
+
+
+def test_a_probe_that_is_refused_closes_the_account_and_one_that_tells_nothing_is_followed_by_another() -> None:
+    row, demand = closed_for_long(), asks(60_000)
+    assert book(demand, row, 3_601.0).is_probe
+    end_probe(False, row, 3_602.0)
+    assert book(demand, row, 3_602.0).is_probe
+    close(3_600.0, row, 3_603.0, probe=True)
+    end_probe(True, row, 3_603.0)
+    assert book(demand, row, 3_604.0).closed, "accepted too early to count"
+    assert book(demand, row, 7_300.0).is_probe
+
+
+def test_the_probe_of_a_dead_process_is_waited_for_no_longer_than_its_time() -> None:
+    row, demand = closed_for_long(), asks(60_000)
+    assert book(demand, row, 3_601.0).is_probe
+    assert book(demand, row, 3_600.0 + PROBE_S).delay == SETTLES_S
+    assert book(demand, row, 3_602.0 + PROBE_S).is_probe
 
 
 # Money: a counter of the day.
