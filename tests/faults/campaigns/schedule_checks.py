@@ -83,8 +83,8 @@ def _check_error(world: World, outcome: Outcome) -> None:
 
 def _check_last_word(world: World, result: RunResult, resumed: bool) -> None:
     told = world.round.told
-    if not told and resumed:  # it had ended already, and was only read
-        return
+    if resumed and all(isinstance(event, events.RunWatched) for event in told):
+        return  # it had ended already, or a rival ended it while this process watched for a lease: it was only read
     if not told or not isinstance(told[-1], events.RunEnded) or told[-1].status is not result.status:
         world.wrong(f"the result is {result.status}, the last event {told[-1:]}")
 
