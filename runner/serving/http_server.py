@@ -28,6 +28,7 @@ from plait.runner.serving.http_errors import add_handlers
 from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
 from plait.runner.serving.http_routes import Api, ServedRuns
 from plait.runner.serving.page_routes import CONTENT_POLICY, PageApi, files_router, page_files
+from plait.runner.views.view_models import prepare_schemas
 
 HEAD_SECONDS = 10.0
 """Seconds in which the head of a request has to come in, after the opening of the connection or its first byte."""
@@ -137,6 +138,7 @@ def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     add_handlers(app)
+    prepare_schemas()
     api = Api(served)
     app.include_router(api.router())
     app.include_router(api.questions_router())

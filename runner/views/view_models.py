@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, cast, dataclass_transform
 
 from plait.clock_and_ids import parse_time
 from plait.events import RUN_ENDS, BackendThrottled, RunTuned
@@ -36,6 +36,8 @@ ANSWERED = "answered, to be resumed"
 
 T = TypeVar("T")
 
+_VIEWS: Final[list[Any]] = []
+
 
 def _with_inherited_docs(schema: dict[str, Any], kind: type[Any]) -> None:
     """Describe the fields that `kind` inherits: pydantic reads the docstrings of the class itself alone."""
@@ -54,7 +56,16 @@ def view(cls: type[T]) -> type[T]:
         "json_schema_serialization_defaults_required": True,
         "json_schema_extra": _with_inherited_docs,
     }
+    _VIEWS.append(made)
     return made  # type: ignore[no-any-return]
+
+
+def prepare_schemas() -> None:
+    """Have pydantic read each view once. FastAPI asks for a schema at every route, and again at the first request, and
+    each time pydantic would read the docstrings of all views within it from their source.
+    """
+    for kind in _VIEWS:
+        kind.__pydantic_core_schema__ = _adapter(kind).core_schema
 
 
 @cache
