@@ -17,11 +17,16 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date, time
+from decimal import Decimal
 from functools import partial
+from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
+from uuid import UUID
 
+from plait.backends.extras import missing_extra
 from plait.errors import PlanError, PlanProblem, PromptError, nearest
 from plait.json_form import JsonValue, value
 from plait.runner.domain.row_window import ROWS_AT_ONCE, RowsFile
@@ -40,6 +45,7 @@ from plait.runner.plan.plan_positions import (
 )
 from plait.runner.prompts.prompt_template import names_used, render
 from plait.runner.state.task_files import find_file
+from plait.safe_text import one_line
 from plait.task import TaskFile
 
 _SHORT = 60
@@ -241,14 +247,22 @@ def read_rows(
     """
     path = folder / name
     suffix = path.suffix.lower()
-    if suffix not in _READERS:
-        ends = ", ".join(_READERS)
+    if suffix not in {*_READERS, PARQUET}:
+        ends = ", ".join([*_READERS, PARQUET])
         raise ValueError(f"the name of a file of rows must end with {ends}, and {name!r} does not; convert the file")
     data = _contents(path, folder, name)
+    if suffix == PARQUET:
+        count = _rows_of_parquet(path, name)
+        if count > max_rows:
+            raise ValueError(_too_many(name, count, max_rows))
+        if most is not None and (count > most or len(data) > MAX_BYTES):
+            return _first_rows(path, name, max_rows, where, supplied)
     is_long = most is not None and len(data) <= MAX_BYTES and _lines_in(data, suffix) > most
     if len(data) <= MAX_BYTES and not is_long:
-        lines = (match[0] for match in _LINE.finditer(_decoded(data, path, where)))
-        entries = _entries(lines, suffix)
+        if suffix == PARQUET:
+            entries: Rows = row_entries(path)
+        else:
+            entries = _entries((match[0] for match in _LINE.finditer(_decoded(data, path, where))), suffix)
         rows = _checked(entries, path, where, max_rows if most is None else min(max_rows, most))
         if not rows:
             raise ValueError(f"{name!r} holds no rows")
@@ -270,6 +284,8 @@ def read_rows(
 def _first_rows(path: Path, name: str, max_rows: int, where: str, supplied: SuppliedValues) -> list[JsonValue]:
     """Return the first rows of a file that is read as the run goes. All of its lines are counted."""
     file, lines = file_of(path)
+    if path.suffix.lower() == PARQUET:
+        lines = _rows_of_parquet(path, name)
     # Lines may be blank, and a row may have several lines.
     if lines > max_rows and (count := sum(1 for _ in row_entries(path))) > max_rows:
         raise ValueError(_too_many(name, count, max_rows))
@@ -329,7 +345,7 @@ def _decoded(data: bytes, path: Path, where: str) -> str:
 
 def _lines_in(data: bytes, suffix: str) -> int:
     """Return the number of lines below the header; 0 if a row may have several."""
-    if suffix not in _OF_LINES and b'"' in data:
+    if suffix == PARQUET or (suffix not in _OF_LINES and b'"' in data):
         return 0
     return (data.count(b"\n") or data.count(b"\r")) - (suffix not in _OF_LINES)
 
@@ -360,11 +376,68 @@ def row_entries(path: Path, skip: int = 0) -> Generator[tuple[int, JsonValue] | 
     """Yield the rows of a file, but for the first `skip`, and the mistakes in others, without holding them all.
     Raises OSError.
     """
+    if path.suffix.lower() == PARQUET:
+        yield from _parquet(path, skip)
+        return
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             yield from _entries(file, path.suffix.lower(), skip)
         except UnicodeDecodeError:
             yield PlanProblem(_NOT_UTF_8)
+
+
+PARQUET = ".parquet"
+
+
+def _rows_of_parquet(path: Path, name: str) -> int:
+    """Return the number of rows of a parquet file. Raises ValueError if it cannot be read."""
+    if lack := missing_extra("a .parquet file of rows", "parquet", "pyarrow"):
+        raise ValueError(lack)
+    parquet: Any = import_module("pyarrow.parquet")
+    try:
+        return int(parquet.read_metadata(path).num_rows)
+    except ValueError as error:
+        raise ValueError(f"{name!r} is no parquet file: {one_line(str(error))}") from error
+
+
+def _parquet(path: Path, skip: int) -> Rows:
+    """Yield the rows as `row_entries` does, from one group of rows after the other."""
+    if lack := missing_extra("a .parquet file of rows", "parquet", "pyarrow"):
+        yield PlanProblem(lack)
+        return
+    parquet: Any = import_module("pyarrow.parquet")
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for group in range(file.num_row_groups):
+                if number + (count := file.metadata.row_group(group).num_rows) <= skip:
+                    number += count
+                    continue
+                for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, row_groups=[group]):
+                    for row in batch.to_pylist():
+                        number += 1
+                        if number > skip:
+                            yield _parquet_row(number, row)
+    except ValueError as error:  # of pyarrow, too
+        yield PlanProblem(f"the row behind row {number:,} cannot be read: {one_line(str(error))}")
+
+
+def _parquet_row(number: int, row: object) -> tuple[int, JsonValue] | PlanProblem:
+    """Return a row as JSON: dates and times, and decimal numbers, as text."""
+    try:
+        read = cast("JsonValue", json.loads(json.dumps(row, default=_as_text)))
+    except TypeError as error:
+        return PlanProblem(f"row {number:,}: {error}; cast the column to text, or leave it out")
+    message = _unusable(read)
+    return (number, read) if message is None else PlanProblem(f"row {number:,}: {message}")
+
+
+def _as_text(found: object) -> str:
+    if isinstance(found, date | time):
+        return found.isoformat()
+    if isinstance(found, Decimal | UUID):
+        return str(found)
+    raise TypeError(f"JSON has no {type(found).__name__}")
 
 
 def _entries(lines: Iterable[str], suffix: str, skip: int = 0) -> Rows:

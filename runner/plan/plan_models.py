@@ -617,7 +617,7 @@ class RowsInput(_Part):
     """Rows of a file: JSON values by line, a JSON list, or a table with a header."""
 
     rows: str
-    """A file *.jsonl, *.ndjson, *.json, *.csv or *.tsv, relative to the plan file."""
+    """A file *.jsonl, *.ndjson, *.json, *.csv, *.tsv or *.parquet, relative to the plan file."""
     max_rows: int = Field(default=1_000, ge=1)
     """The maximum number of rows; more are an error."""
 

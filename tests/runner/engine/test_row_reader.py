@@ -11,13 +11,16 @@ import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
+from datetime import date
+from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plait import DAG, MemoryStore, ParallelRunner, RunStatus, SQLiteStore, events
-from plait.backends import Reply
+from plait.backends import Reply, extras
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import InvalidRequest, PlanError, RunNotResumable, StoreRequired
 from plait.persistence import Store
@@ -399,6 +402,50 @@ async def test_rows_of_each_kind_of_file_are_read_in_order(tmp_path: Path, name:
         stored = [json.loads(task.spec)["item"] for task in await store.list_tasks("r")]
     assert calls.prompts == [f"note {number}" for number in range(1, 61)]
     assert stored == rows
+
+
+async def test_a_parquet_file_is_read_by_its_groups_of_rows(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    rows = [{"n": n, "on": date(2026, 1, 9), "cost": Decimal(n) / 4, "text": None} for n in range(1, 61)]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "people.parquet", row_group_size=7)
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("people.jsonl", "people.parquet") + ONE)
+    left = [one[0] for one in plan_inputs.row_entries(tmp_path / "people.parquet", 58) if isinstance(one, tuple)]
+    assert left == [59, 60]
+    plan, calls = Plan.load(tmp_path / "plan.yaml"), Calls("note 13")
+    assert plan.dag.rows_file is not None
+    assert plan.lengths == {"people": 60}
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        runner = ParallelRunner(calls, backends={"fast": calls}, store=store, concurrency=1)
+        assert (await runner.run(plan.dag, "r")).failed == ("note.13",)
+        stored = [json.loads(task.spec)["item"] for task in await store.list_tasks("r")]
+        calls.fails = ()
+        assert (await runner.resume("r", retry_failed=True)).status is RunStatus.COMPLETED
+    assert calls.prompts == [*(f"note {number}" for number in range(1, 61)), "note 13"]
+    assert stored == [{**row, "on": "2026-01-09", "cost": f"{row['cost']:.2f}"} for row in rows]
+
+
+def test_a_parquet_file_is_checked_as_others_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plan.yaml").write_text(PLAN.replace("people.jsonl", "people.parquet") + ONE)
+    path = tmp_path / "people.parquet"
+    path.write_text("no")
+
+    def mistake() -> str:
+        with pytest.raises(PlanError) as caught:
+            Plan.load(tmp_path / "plan.yaml", with_functions=True)
+        return caught.value.problems[0].message
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extras, "find_spec", lambda _name: None)
+        assert mistake().startswith("a .parquet file of rows needs the extra `parquet` (pyarrow); run: ")
+    pytest.importorskip("pyarrow")
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    assert "'people.parquet' is no parquet file" in mistake()
+    for count in (7, 60):
+        parquet.write_table(arrow.table({"n": range(count), "raw": [b"x"] * count}), path)
+        assert mistake() == "row 1: JSON has no bytes; cast the column to text, or leave it out"
+    parquet.write_table(arrow.table({"n": range(1_001)}), path)
+    assert "has 1,001 rows, but max_rows is 1,000" in mistake()
 
 
 async def test_a_list_in_json_is_no_file_to_be_read_as_the_run_goes(tmp_path: Path) -> None:

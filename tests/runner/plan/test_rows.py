@@ -113,7 +113,7 @@ def test_a_huge_file_is_refused_without_being_read(tmp_path: Path) -> None:
         ("{rows: no.csv}", "inputs.people", "cannot read 'no.csv' in "),
         ("{rows: no.csv}", "inputs.people", "No such file or directory; check the path"),
         ("{rows: sub.json}", "inputs.people", "Is a directory; check the path"),
-        ("{rows: short.txt}", "inputs.people", "must end with .jsonl, .ndjson, .json, .csv, .tsv"),
+        ("{rows: short.txt}", "inputs.people", "must end with .jsonl, .ndjson, .json, .csv, .tsv, .parquet"),
         ("{rows: short}", "inputs.people", "the name of a file of rows must end with .jsonl"),
         ("{rows: short.jsonl, max_row: 3}", "inputs.people.max_row", "did you mean 'max_rows'?"),
         ("{rows: short.jsonl, max_rows: 0}", "inputs.people.max_rows", "must be at least 1, not 0"),
