@@ -138,7 +138,7 @@ async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
                 print_note(f"  {'token':<9} {access.token_path}")
                 server = ApiServer(served, listening, access.token, access.sign_in, options["host"])
                 take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
-                wakes = None if options["queues"] else partial(runs.keep_waking, print_woken, posted=True)
+                wakes = None if options["queues"] else partial(runs.keep_waking, print_woken, fits=runs.is_posted)
                 await serve_until_signal(server, runs, take_up, wakes)
             return CANCELLED if runs.driven else COMPLETED
 

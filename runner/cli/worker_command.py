@@ -111,6 +111,9 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
         woken[run_id] = error
         print_woken(run_id, error)
 
+    async def is_new(run_id: str) -> bool:
+        return run_id not in woken
+
     failure: PlaitError | None = None
     async with open_store(store_path, "existing") as store:
         runs = TrustedBackends(store, note=print_note).runs()
@@ -121,7 +124,9 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
                 async with runs:
                     with waiting:
                         await runs.wake(told)
-                        await runs.driven_to_end()
+                        while runs.driven:
+                            await runs.one_gone()
+                            await runs.wake(told, fits=is_new)
                         await UnsentNotices(store).send()
             except PlaitError as error:
                 failure = error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -195,6 +195,11 @@ class LocalPlans:
                 f"a person continues the run with `plait resume {run_id}`"
             )
         await self._runs.start(run_id)
+
+    async def wake(self, told: Callable[[str, PlaitError | None], None]) -> None:
+        """Continue the runs that were made from one of the plans, park and are due: see `Runs.wake`."""
+        self._require_outside()
+        await self._runs.wake(told, fits=self.has_made)
 
     def _require_outside(self) -> None:
         """Raise PlaitError if the agent is itself a task of a run: agents that start agents could go on without end."""

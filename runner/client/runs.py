@@ -102,6 +102,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 POLL_SECONDS = 0.2
 _TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
+MOST_WOKEN = 8
+"""The runs that `Runs.wake` lets go on at once."""
 WAKE_EVERY_S = 10.0
 """Seconds between two looks of `keep_waking` for runs that are due."""
 _AGAIN_S = 60.0
@@ -211,6 +213,7 @@ class Runs:
         self._driven: dict[str, _Driven] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._due: DueRuns | None = None
+        self._woken: set[str] = set()
         self._not_woken: dict[str, float] = {}
         """The runs that could not be woken, with the monotonic time of the next try."""
         self._group: anyio.abc.TaskGroup | None = None
@@ -750,28 +753,39 @@ class Runs:
                 if not run.damaged and shown_status(run) in _TO_TAKE_UP:
                     group.start_soon(start, run.run_id)
 
+    async def is_posted(self, run_id: str) -> bool:
+        """Return whether the run was posted to a server."""
+        record = await self._store.get_run(run_id)
+        return record is not None and bool(read_settings(record).get(POSTED))
+
     async def wake(
-        self, told: Callable[[str, PlaitError | None], None] = lambda _run, _error: None, *, posted: bool = False
+        self,
+        told: Callable[[str, PlaitError | None], None] = lambda _run, _error: None,
+        *,
+        fits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         """Start the runs of the store that park and are due, inside `async with runner.runs`: their time has come, or
         the deadline of a question, a person has answered, or their process has died. They park again once everything
         waits for a time.
 
         `told` is called with the id of each run that goes on, and with the error that keeps one from it; such a run is
-        left alone for a minute. A run that another process takes is none of them. With `posted` only runs that were
-        posted to a server. Raises StoreError.
+        left alone for a minute. A run that another process takes is none of them. With `fits` only the runs for which
+        it returns True. At most MOST_WOKEN go on at once; the others with later calls. Raises StoreError.
         """
         self._due = self._due or DueRuns(self._store)
         now = self.options.clock.monotonic()
         for record in await self._due.find(self.options.clock.wall()):
             run_id = record.run_id
+            self._woken &= self._driven.keys()
+            if len(self._woken) >= MOST_WOKEN:
+                return
             if run_id in self._driven or self._not_woken.get(run_id, 0.0) > now:
                 continue
             try:
-                whole = await self._store.get_run(run_id) if posted else None
-                if not posted or (whole is not None and read_settings(whole).get(POSTED)):
+                if fits is None or await fits(run_id):
                     policy = None if (waiting := self._waiting.get(run_id)) is None else waiting.policy
                     await self._start(run_id, ResumeOptions(policy=policy, wakes=True))
+                    self._woken.add(run_id)
                     told(run_id, None)
             except RunOwned:
                 pass
@@ -779,17 +793,28 @@ class Runs:
                 self._not_woken[run_id] = now + _AGAIN_S
                 told(run_id, error)
 
-    async def keep_waking(self, told: Callable[[str, PlaitError | None], None], *, posted: bool = False) -> None:
+    async def keep_waking(
+        self,
+        told: Callable[[str, PlaitError | None], None],
+        *,
+        fits: Callable[[str], Awaitable[bool]] | None = None,
+    ) -> None:
         """Call `wake` every WAKE_EVERY_S seconds until cancelled, also while the store does not answer."""
         while True:
             with suppress(StoreError):
-                await self.wake(told, posted=posted)
+                await self.wake(told, fits=fits)
             await self.options.clock.sleep(WAKE_EVERY_S)
 
     async def driven_to_end(self) -> None:
         """Wait until no run executes here."""
         while self._driven:
-            await next(iter(self._driven.values())).gone.wait()
+            await self.one_gone()
+
+    async def one_gone(self) -> None:
+        """Wait until one of the runs that execute here, if any, no longer does."""
+        for driven in self._driven.values():
+            await driven.gone.wait()
+            return
 
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:

@@ -21,7 +21,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from plait.backends.specs.backend_specs import BackendSpec
-from plait.errors import RunNotFound, RunNotResumable, RunOwned, StoreError
+from plait.errors import PlaitError, RunNotFound, RunNotResumable, RunOwned, StoreError
 from plait.json_form import JsonValue, value
 from plait.runner.client.answer_task import How
 from plait.runner.client.create_run import MOST_KEY_CHARACTERS
@@ -30,6 +30,7 @@ from plait.runner.client.runs import Runs
 from plait.runner.engine.live_text import TextPiece
 from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
+from plait.runner.state.stored_run import POSTED
 from plait.runner.views.view_models import (
     EventView,
     Preview,
@@ -224,6 +225,14 @@ class RunStatusBody(_Sent):
     status: RunStatus
 
 
+class WakeResult(_Sent):
+    """The runs that go on."""
+
+    woken: list[str]
+    errors: dict[str, str]
+    """Why due runs do not go on, by id."""
+
+
 class TuneResult(RunStatusBody):
     """A run after a change."""
 
@@ -366,6 +375,7 @@ class Api:
         if self._served.creates:
             router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
+        router.add_api_route("/wake", self.wake, methods=["POST"])
         router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=RunDetail)
         router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
         router.add_api_route("/{run_id}/pause", self.pause, methods=["POST"])
@@ -435,6 +445,19 @@ class Api:
             page.limit, offset=page.offset, statuses=page.status, name=page.name, search=page.search
         )
         return RunList(runs=list(found))
+
+    async def wake(self) -> WakeResult:
+        """Continue the runs that park and are due at once, as this server does by itself every few seconds. Of a server
+        that takes posted plans, only posted runs. If it queues runs, its workers continue them.
+        """
+        woken: dict[str, PlaitError | None] = {}
+        if self._served.starts:
+            posted = bool(self._served.settings.get(POSTED))
+            await self._runs.wake(woken.__setitem__, fits=self._runs.is_posted if posted else None)
+        return WakeResult(
+            woken=[run_id for run_id, error in woken.items() if error is None],
+            errors={run_id: str(error) for run_id, error in woken.items() if error is not None},
+        )
 
     async def list_questions(self) -> QuestionList:
         """List the tasks of all runs that wait for a person."""

@@ -194,6 +194,18 @@ class RunTools:
         await self._runs.retry(run_id, task_id)
         return await self.run_status(run_id)
 
+    async def wake_runs(self) -> dict[str, Any]:
+        """Continue the runs of the plans of list_plans that wait for a time, such as the end of a limit, which has
+        come.
+        """
+        woken: dict[str, str | None] = {}
+
+        def told(run_id: str, error: PlaitError | None) -> None:
+            woken[run_id] = None if error is None else str(error)
+
+        await self._plans.wake(told)
+        return {"runs": [{"run_id": run_id, "error": error} for run_id, error in woken.items()]}
+
     async def _start(self, run_id: str) -> None:
         with suppress(RunOwned):  # another process executes the run already
             await self._plans.start(run_id)
@@ -256,6 +268,7 @@ def make_server(tools: RunTools) -> MCPServer[None]:
         tools.pause_run,
         tools.tune_run,
         tools.retry_task,
+        tools.wake_runs,
         tools.cancel_run,
     )
     for tool in verbs:

@@ -188,7 +188,29 @@ async def test_only_posted_runs_are_woken_by_a_server(store: Store) -> None:
     for run_id, settings in (("posted", {"posted": True}), ("other", {})):
         await runner(store, backend, park=True).run(TASKS, run_id, settings=settings)
     CLOCK.shift += _WAIT + 10
-    assert await woken(store, backend, posted=True) == {"posted": None}
+    served = runner(store, backend).runs
+    assert await woken(store, backend, fits=served.is_posted) == {"posted": None}
+
+
+async def test_so_many_runs_go_on_at_once_and_the_others_afterwards(store: Store) -> None:
+    most, told, may_answer = client.MOST_WOKEN, list[str](), anyio.Event()
+
+    async def held(prompt: str) -> str:
+        await may_answer.wait()
+        return prompt
+
+    for number in range(most + 2):
+        await runner(store, Limited(), park=True).run(TASKS, f"r{number}")
+    CLOCK.shift += _WAIT + 10
+    async with runner(store, held).runs as runs:
+        for _ in range(2):
+            await runs.wake(lambda run_id, _error: told.append(run_id))
+            assert (len(told), len(runs.driven)) == (most, most)
+        may_answer.set()
+        await runs.driven_to_end()
+        await runs.wake(lambda run_id, _error: told.append(run_id))
+        await runs.driven_to_end()
+    assert sorted(told) == sorted(f"r{number}" for number in range(most + 2))
 
 
 async def test_a_server_looks_again_and_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,6 +158,7 @@ def test_what_is_published(client: httpx.Client) -> None:
     published = client.get("/openapi.json").json()
     assert set(published["paths"]) == {
         "/api/runs",
+        "/api/runs/wake",
         "/api/runs/{run_id}",
         "/api/runs/{run_id}/preview",
         "/api/runs/{run_id}/resume",

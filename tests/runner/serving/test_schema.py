@@ -20,6 +20,7 @@ RESUME = "/api/runs/{run_id}/resume"
 OPERATIONS = (
     ("POST", "/api/runs"),
     ("GET", "/api/runs"),
+    ("POST", "/api/runs/wake"),
     ("GET", "/api/runs/{run_id}"),
     ("POST", RESUME),
     ("POST", "/api/runs/{run_id}/pause"),
