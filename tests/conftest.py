@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import functools
 import gc
 import inspect
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,8 @@ PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
 LIMIT_S = 240.0
-"""Less than `faulthandler_timeout`, at which a whole worker ends, with all the tests that it has not run."""
+HANG_S = 400.0
+"""After so long in one test a whole worker ends with a traceback, and does not run its other tests."""
 LONG = tuple(
     f"{Path(__file__).parent / name}/"
     for name in ("docs", "faults", "backends/hosts", "runner/recovery", "runner/serving")
@@ -90,6 +93,29 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+_armed = -HANG_S
+_stderr = 2
+
+
+def pytest_configure() -> None:
+    global _stderr  # noqa: PLW0603 - while a test runs, pytest has put another file in its place
+    _stderr = os.dup(2)
+
+
+def pytest_runtest_protocol() -> None:
+    """Let a test that hangs be a failure with a traceback, not a CI run that times out. pytest's `faulthandler_timeout`
+    starts and joins a thread for every test.
+    """
+    global _armed  # noqa: PLW0603 - one for the process, as the timer is
+    if time.monotonic() > _armed + 20:
+        _armed = time.monotonic()
+        faulthandler.dump_traceback_later(HANG_S, exit=True, file=_stderr)
+
+
+def pytest_sessionfinish() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

@@ -106,8 +106,8 @@ async def test_only_named_variables_are_passed_on(tmp_path: Path, monkeypatch: p
 
 
 async def test_of_a_large_output_the_beginning_and_the_end_are_kept(tmp_path: Path) -> None:
-    reply = await run(["sh", "-c", "echo begin; yes | head -c 3000000; echo end"], tmp_path)
-    assert reply.text.startswith("begin\ny\n") and reply.text.endswith("y\nend\n")
+    reply = await run(["sh", "-c", f"echo begin; yes {'y' * 99} | head -c 3000000; echo end"], tmp_path)
+    assert reply.text.startswith("begin\nyyy") and reply.text.endswith("yyy\nend\n")
     assert "\n[1,951,434 bytes of 3,000,010 left out]\n" in reply.text
     assert len(reply.text) < MOST_STDOUT + 100
 

@@ -46,15 +46,14 @@ def refused(answer: httpx.Response, code: int, kind: str) -> str:
     return error["message"]
 
 
-@pytest.mark.parametrize("path", ["/api/runs", "/api/runs/x/events", "/openapi.json", "/nothing", "/"])
-@pytest.mark.parametrize(
-    "authorization", [None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer caf\xe9"]
-)
-def test_nothing_is_answered_without_the_token(server: Served, path: str, authorization: str | None) -> None:
-    given = {} if authorization is None else {"authorization": authorization.format(server.token).encode("latin-1")}
-    answer = httpx.get(server.url + path, headers=given, trust_env=False)
-    message = refused(answer, 401, "unauthorized")
-    assert (answer.headers["www-authenticate"], server.token in message) == ("Bearer", False)
+def test_nothing_is_answered_without_the_token(server: Served) -> None:
+    paths = ("/api/runs", "/api/runs/x/events", "/openapi.json", "/nothing", "/")
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
+        for shown in (None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer caf\xe9"):
+            headers = {} if shown is None else {"authorization": shown.format(server.token).encode("latin-1")}
+            for answer in [client.get(path, headers=headers) for path in paths]:
+                message = refused(answer, 401, "unauthorized")
+                assert (answer.headers["www-authenticate"], server.token in message) == ("Bearer", False)
 
 
 def test_a_token_given_twice_is_none(server: Served) -> None:
