@@ -50,7 +50,8 @@ from plait.runner.plan.plan_tasks import PlanTasks, call_of, function_of
 from plait.runner.plan.prompt_files import read_prompt_files
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.prompts.prompt_template import condition_names, names_in
-from plait.runner.scheduling.slots import Concurrency, mistakes_of_spares, spares_of
+from plait.runner.scheduling.slots import Concurrency
+from plait.runner.scheduling.spare_backends import mistakes_of_spares, spares_of
 from plait.task import (
     COMMAND_BACKEND,
     TASKS_SCHEMA,

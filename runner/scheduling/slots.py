@@ -18,14 +18,12 @@ by the `Account`:
 A refusal that holds for all tasks alike (`Pause.at_once`) pauses the backend without probes. After a long pause the
 backend is held first. A server counts the calls of an account, whichever run makes them. So do the refusals, the probe,
 the pause and the width. The account is forgotten when the last run leaves.
-
-A backend may have spares (`or_else`), which take over while a limit closes it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextvars import copy_context
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -33,7 +31,6 @@ from itertools import count
 from math import inf
 from typing import Literal, TypeAlias
 
-from plait.errors import nearest
 from plait.json_form import value
 from plait.runner.scheduling.own_limits import RateGate
 from plait.runner.scheduling.width_search import FIRST_WIDTH, MOST_AT_ONCE, WidthSearch
@@ -473,36 +470,3 @@ def default_concurrency(stated: Iterable[int | None]) -> int:
     limits = list(stated)
     numbers = [limit for limit in limits if limit is not None]
     return sum(numbers) + (DEFAULT_CONCURRENCY if len(numbers) < len(limits) or not limits else 0)
-
-
-def mistakes_of_spares(
-    or_else: Mapping[str, Sequence[str]], backends: Collection[str]
-) -> Iterator[tuple[str, int, str]]:
-    """Yield each mistake in the spares of `backends`: the backend, the index of the spare, and what is wrong. Spares of
-    spares count too, so that a backend must not come back to itself.
-    """
-    for name, spares in or_else.items():
-        if name not in backends:
-            yield name, 0, f"it is no backend of this runner{nearest(name, backends)}"
-        for index, spare in enumerate(spares):
-            if spare not in backends:
-                yield name, index, f"unknown backend {spare!r}{nearest(spare, backends)}"
-            elif spare == name:
-                yield name, index, "a backend cannot take over from itself; leave it out"
-            elif spare in spares[:index]:
-                yield name, index, f"{spare!r} is named twice; leave it out"
-            elif name in spares_of({**or_else, name: ()}).get(spare, ()):
-                yield name, index, f"{spare!r} has {name!r} among its own spares, a circle; leave one of them out"
-
-
-def spares_of(or_else: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return the spares of each backend that has some, each followed by its own."""
-
-    def walk(name: str, found: dict[str, None]) -> dict[str, None]:
-        for spare in or_else.get(name, ()):
-            if spare not in found:
-                found[spare] = None
-                walk(spare, found)
-        return found
-
-    return {name: tuple(one for one in walk(name, {}) if one != name) for name, spares in or_else.items() if spares}

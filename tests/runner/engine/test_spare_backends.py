@@ -378,7 +378,6 @@ async def test_a_task_has_settings_that_all_its_backends_take_and_its_model_is_o
     [
         ({"api": ["secand"]}, "unknown backend 'secand'; did you mean 'second'"),
         ({"api": ["api"]}, "cannot take over from itself"),
-        ({"api": ["second"], "second": ["other"], "other": ["api"]}, "a circle"),
         ({"api": ["second", "second"]}, "named twice"),
         ({"apo": ["second"]}, "no backend of this runner; did you mean 'api'"),
     ],
@@ -386,6 +385,25 @@ async def test_a_task_has_settings_that_all_its_backends_take_and_its_model_is_o
 def test_mistakes_are_named(or_else: dict[str, list[str]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ParallelRunner(backends={name: Talker() for name in ("api", "second", "other")}, or_else=or_else)
+
+
+async def test_two_accounts_are_the_spares_of_each_other() -> None:
+    async with running(wide(5), {"api": ["second"], "second": ["api"]}, concurrency=1) as scene:
+
+        async def refuse(name: str, seconds: float) -> None:
+            [prompt] = scene.under_way().pop(name)
+            await scene.call(name, prompt).end(too_many(seconds))
+
+        await refuse("api", HOURS)
+        assert list(scene.under_way()) == ["second"]
+        await refuse("second", 2 * HOURS)
+        assert scene.under_way() == {}, "each was asked once"
+        await scene.clock.advance(HOURS + 60)
+        assert list(scene.under_way()) == ["api"]
+        await refuse("api", 2 * HOURS)
+        assert scene.under_way() == {}
+        await scene.clock.advance(HOURS + 60)
+        assert list(scene.under_way()) == ["second"]
 
 
 async def test_without_credit_a_spare_takes_over_and_the_backend_is_asked_once_an_hour() -> None:
