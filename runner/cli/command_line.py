@@ -4,6 +4,7 @@ error that is not a bug.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
@@ -20,7 +21,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from plait.errors import DAGError, InvalidRequest, PlaitError, PlanError, TurnNotStored
-from plait.runner.cli.terminal_output import output, print_line, print_note, visible, write
+from plait.runner.cli.terminal_output import STDOUT, output, print_line, print_note, visible, write
 
 COMPLETED = 0
 FAILED = 1
@@ -178,6 +179,14 @@ def cli() -> None:
     logging.getLogger("plait").addHandler(logging.NullHandler())
 
 
+def main() -> None:
+    """Run the command with the arguments of this process, and exit with its exit code."""
+    # A command makes its plan and its tasks once, and they stay: with the usual 700 a tenth of its start is the search
+    # for garbage among them.
+    gc.set_threshold(50_000)
+    exit_process(run_cli(cli, sys.argv[1:]))
+
+
 def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
     """Run `command` and return the exit code. An error that is a bug is raised unchanged."""
     # If a stream was closed by the caller (`>&-`), Python has none.
@@ -186,6 +195,7 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         # A character that a terminal cannot show is escaped and raises no error.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
+    token = STDOUT.set(sys.stdout)
     try:
         _require_working_directory()
         code: int | None = command.main(list(arguments), prog_name="plait", standalone_mode=False)
@@ -199,6 +209,8 @@ def run_cli(command: click.Command, arguments: Sequence[str]) -> int:
         if isinstance(error, TurnNotStored):
             print_line(visible(error.text))
         return _report(error, arguments)
+    finally:
+        STDOUT.reset(token)
 
 
 def _report(error: PlaitError, arguments: Sequence[str]) -> int:

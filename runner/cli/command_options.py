@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from plait.errors import InvalidRequest
 from plait.json_form import value
-from plait.runner.cli.terminal_output import command, print_note, redirect_prints
+from plait.runner.cli.terminal_output import command, print_note
 from plait.runner.client.named_runs import find_run
 from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.engine.run_options import DEFAULT_STORE, ServerAddress, StorePlace, open_store, store_place
@@ -291,7 +291,7 @@ def async_command(name: str) -> Callable[[Callable[..., Coroutine[Any, Any, int 
         @wraps(function)
         def call(**options: Any) -> int | None:
             apply_log_options(options.get("log_style"), options.pop("log_level", ""))
-            with redirect_prints():
+            with redirect_stdout(sys.stderr):
                 return anyio.run(partial(function, **options))
 
         return click.command(name)(call)

@@ -26,7 +26,6 @@ from plait.runner.cli.command_options import (
     store_option,
     strict_option,
 )
-from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_resume
 from plait.runner.cli.run_progress import Progress
 from plait.runner.cli.run_report import print_watch_notice
@@ -127,7 +126,7 @@ async def _resume(
         if backends is not None:
             _print_plan_changes(run, backends, prompts)
         output = replace(options, concurrency=chosen.concurrency, result_of=_result_of(run))
-        return await follow_run(continued, run.state, output, run.store)
+        return await run_report.follow_run(continued, run.state, output, run.store)
 
 
 def _result_of(run: StoredRun) -> str | None:

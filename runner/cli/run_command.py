@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext, suppress
+import sys
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,9 @@ from plait.runner.cli.command_options import (
     store_option,
     strict_option,
 )
-from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_line, print_note, redirect_prints
+from plait.runner.cli.run_report import follow_run, print_json
+from plait.runner.cli.terminal_output import as_line, print_line, print_note
 from plait.runner.client.create_run import new_run
 from plait.runner.client.named_runs import RunsOfPlan, find_run
 from plait.runner.client.run_backends import (
@@ -166,7 +166,7 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     for target in () if options["no_store"] or options["dry_run"] else backend_set.notify:
         if missing := target.missing_variables(os.environ):
             print_note(f"no value in {', '.join(missing)}, so this process notifies nobody at {as_line(str(target))}")
-    with redirect_prints():
+    with redirect_stdout(sys.stderr):
         if options["dry_run"] and options["like"] is None:
             return anyio.run(_estimate, loaded, backend_set, output)
         run = partial(_run_plan, loaded, backend_set, output, options["like"], dry_run=options["dry_run"], **like)

@@ -14,7 +14,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import pairwise
 from pathlib import Path
@@ -126,7 +126,10 @@ def coloured(text: str, status: str, stream: IO[str] | None = None) -> str:
     return click.style(text, fg=colour)
 
 
-_output: ContextVar[TextIO | None] = ContextVar("_output", default=None)
+STDOUT: ContextVar[TextIO | None] = ContextVar("STDOUT", default=None)
+"""Standard output at the start of the command. Where functions and modules of a user run, `print` writes to standard
+error, so that standard output holds only the output of plait.
+"""
 _READER_GONE = frozenset({errno.EPIPE, errno.EIO})  # the latter after a terminal has closed
 
 
@@ -148,21 +151,8 @@ def print_line(text: str) -> bool:
 
 
 def output() -> TextIO:
-    """Return standard output, also inside `redirect_prints`."""
-    return _output.get() or sys.stdout
-
-
-@contextmanager
-def redirect_prints() -> Generator[None]:
-    """Redirect `print` of a user's function or module to standard error, so that standard output holds only the output
-    of plait.
-    """
-    token = _output.set(sys.stdout)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _output.reset(token)
+    """Return standard output, also where `print` writes to standard error."""
+    return STDOUT.get() or sys.stdout
 
 
 def write(stream: IO[str], text: str) -> bool:
