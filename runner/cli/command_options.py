@@ -364,16 +364,6 @@ class OutputOptions:
     """Number of tasks at once; None for the default."""
     result_of: str | None = None
     """Id of the task whose result is printed; None for the final tasks."""
-    strict: bool = False
-    """End the run if the store fails."""
-    budget: float | None = None
-    """What the run may spend, in US dollars; None for the limit that the run or the plan has."""
-    unpriced: bool = False
-    """Make calls of an unknown worst case within a budget."""
-    park: bool = False
-    """End once everything waits for a time."""
-    priority: int | None = None
-    """Before which other runs the run comes; None for what the plan says."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> OutputOptions:
@@ -385,9 +375,4 @@ class OutputOptions:
             as_json=options["as_json"],
             logs=options["log_style"] is not None,
             concurrency=options.get("concurrency"),
-            strict=options.get("strict", False),
-            budget=options.get("budget"),
-            unpriced=options.get("unpriced", False),
-            park=options.get("park", False),
-            priority=options.get("priority"),
         )

@@ -76,16 +76,8 @@ async def resume_command(run: str | None, retry_failed: bool, **options: Any) ->
     files = FileOptions(options["plan"], options["backends"], options["hosts"])
     output, is_preview = OutputOptions.of(options), options["dry_run"]
     async with open_store(options["store_path"], "read" if is_preview else "existing") as store:
-        money = {"budget": output.budget, "unpriced": output.unpriced}
-        trusted = TrustedBackends(
-            store,
-            files,
-            note=print_note,
-            concurrency=output.concurrency,
-            strict=output.strict,
-            park=output.park,
-            **money,
-        )
+        of_runner = {name: options[name] for name in ("concurrency", "strict", "park", "budget", "unpriced")}
+        trusted = TrustedBackends(store, files, note=print_note, **of_runner)
         runs = trusted.runs()
         record = await (
             find_newest_resumable(store, retry_failed=retry_failed) if run is None else find_run(store, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
@@ -49,7 +50,6 @@ from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_messages import ANSWER_ID, Team
 from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.runner.scheduling.slots import Concurrency
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import counted
 from plait.safe_text import is_utf8
@@ -141,8 +141,8 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])
     if goal is not None:
         backend_set = backend_set.with_long_answers()
-    like = {name: options[name] for name in ("fresh", "again", "keep_answers")}
-    if options["like"] is None and (any(like.values()) or like["keep_answers"] is not None):
+    with_like = options["fresh"] or options["again"] or options["keep_answers"] is not None
+    if options["like"] is None and with_like:
         raise click.UsageError("--fresh, --again, --keep-answers and --ask-again go with --like RUN")
     if options["like"] is not None and options["no_store"]:
         raise InvalidRequest("--like takes answers from the store; leave --no-store out")
@@ -151,13 +151,7 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     if options["queue"]:
         if options["like"] is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
             raise click.UsageError("--queue only stores the run; leave --like, --no-store, --strict and --hosts out")
-        concurrency = options["concurrency"] or loaded.concurrency or backend_set.concurrency()
-        place, key = options["store_path"], options["key"]
-        money = {name: options[name] for name in ("budget", "unpriced", "priority")}
-        queue = partial(
-            _queue, loaded, backend_set, concurrency, key=key, place=place, as_json=options["as_json"], **money
-        )
-        return anyio.run(queue)
+        return anyio.run(_queue, loaded, backend_set, options)
     if options["key"] is not None:
         raise click.UsageError("--key goes with --queue")
     output = OutputOptions.of(options)
@@ -168,9 +162,8 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
             print_note(f"no value in {', '.join(missing)}, so this process notifies nobody at {as_line(str(target))}")
     with redirect_stdout(sys.stderr):
         if options["dry_run"] and options["like"] is None:
-            return anyio.run(_estimate, loaded, backend_set, output)
-        run = partial(_run_plan, loaded, backend_set, output, options["like"], dry_run=options["dry_run"], **like)
-        return anyio.run(run)
+            return anyio.run(_estimate, loaded, backend_set, output, options)
+        return anyio.run(_run_plan, loaded, backend_set, output, options)
 
 
 def _describe_pilot(plan: Plan, limit: int, store: StorePlace | None) -> str:
@@ -203,58 +196,47 @@ def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str], l
     return Plan(dag.name, dag, policy=policy)
 
 
-async def _estimate(plan: Plan, backend_set: BackendSet, options: OutputOptions) -> int:
+async def _estimate(plan: Plan, backend_set: BackendSet, output: OutputOptions, options: Mapping[str, Any]) -> int:
     """Print what a run of `plan` would ask and cost, by the last run of the plan if there is one. Needs no key and no
     program. Return the exit code.
     """
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
-    place = options.store
+    place = output.store
     is_there = place is not None and not (isinstance(place, Path) and not place.exists())
     store = open_store(place, "read") if place is not None and is_there else None
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     made = {name: one for name in names if name in backend_set.specs and (one := backend_set.unchecked(name))}
     # Opened are only those of which nothing is known otherwise, which tells the reason.
     async with backend_set.open([name for name in names if name not in made]) as others, store or nullcontext():
-        concurrency = options.concurrency or backend_set.concurrency()
-        config = backend_set.options(
-            made | others, store=store, concurrency=concurrency, **_said_or_planned(plan, options)
-        )
+        concurrency = output.concurrency or backend_set.concurrency()
+        said = _said_or_planned(plan, options)
+        config = backend_set.options(made | others, store=store, concurrency=concurrency, **said)
         like = None
         if store is not None:
             with suppress(RunNotFound):
                 like = (await find_run(store, "last", RunsOfPlan(plan.name, backend_set.plan))).run_id
         estimate = await Runs(config).estimate(plan.dag, like=like, policy=plan.policy)
-    return print_estimate(estimate, options.as_json)
+    return print_estimate(estimate, output.as_json)
 
 
-async def _run_plan(
-    plan: Plan,
-    backend_set: BackendSet,
-    options: OutputOptions,
-    like: str | None,
-    *,
-    fresh: tuple[str, ...],
-    again: bool,
-    keep_answers: bool | None,
-    dry_run: bool,
-) -> int:
+async def _run_plan(plan: Plan, backend_set: BackendSet, output: OutputOptions, options: Mapping[str, Any]) -> int:
     """Run `plan`, with the answers of an earlier run where nothing changed. Return the exit code."""
+    like, fresh, keep_answers, dry_run = (options[name] for name in ("like", "fresh", "keep_answers", "dry_run"))
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     if isinstance(plan.policy, OrchestratorPolicy):
-        options = replace(options, result_of=ANSWER_ID)
+        output = replace(output, result_of=ANSWER_ID)
     store = None
-    if options.store is not None:
-        store = open_store(options.store, "create" if like is None else "read" if dry_run else "existing")
-    concurrency = options.concurrency or plan.concurrency
+    if output.store is not None:
+        store = open_store(output.store, "create" if like is None else "read" if dry_run else "existing")
     # The store is opened last, so that a missing backend leaves no empty store behind.
     async with (
         backend_set.options_for(
             plan.dag,
             plan.policy,
             store,
-            concurrency=concurrency,
-            strict=options.strict,
-            park=options.park,
+            concurrency=output.concurrency or plan.concurrency,
+            strict=options["strict"],
+            park=options["park"],
             **_said_or_planned(plan, options),
         ) as config,
         store or nullcontext(),
@@ -267,11 +249,11 @@ async def _run_plan(
             )
             preview = await look(keep_answers=keep_answers is not False)
             if keep_answers is None:
-                keep_answers = not dry_run and not options.quiet and await keep_or_ask_again(preview)
+                keep_answers = not dry_run and not output.quiet and await keep_or_ask_again(preview)
                 if not keep_answers and any(step.keeps_answer for step in preview.tasks):
                     preview = await look(keep_answers=False)
-            effects = [] if again else backend_set.effects(preview, config.backends)
-            if (code := announce_reuse(preview, effects, options, dry_run=dry_run)) is not None:
+            effects = [] if options["again"] else backend_set.effects(preview, config.backends)
+            if (code := announce_reuse(preview, effects, output, dry_run=dry_run)) is not None:
                 return code
         run = new_run(
             config,
@@ -282,32 +264,22 @@ async def _run_plan(
             fresh=fresh,
             keep_answers=bool(keep_answers),
         )
-        return await follow_run(run, RunState(plan.dag.copy()), options, store)
+        return await follow_run(run, RunState(plan.dag.copy()), output, store)
 
 
-def _said_or_planned(plan: Plan, options: OutputOptions) -> dict[str, Any]:
+def _said_or_planned(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run about its budget and priority."""
-    return {
-        "budget": plan.budget if options.budget is None else options.budget,
-        "unpriced": options.unpriced,
-        "priority": plan.priority if options.priority is None else options.priority,
-    }
+    said = {name: options[name] for name in ("budget", "unpriced", "priority")}
+    return said | {name: getattr(plan, name) for name in ("budget", "priority") if said[name] is None}
 
 
-async def _queue(
-    plan: Plan,
-    backend_set: BackendSet,
-    concurrency: Concurrency | None,
-    *,
-    key: str | None,
-    place: StorePlace,
-    as_json: bool,
-    **money: Any,
-) -> int:
+async def _queue(plan: Plan, backend_set: BackendSet, options: Mapping[str, Any]) -> int:
     """Store a queued run of `plan`, and print its id. Return the exit code."""
-    async with open_store(place) as store:
-        run_id = await queue_run(plan, backend_set, store, concurrency, key, **money)
-    if as_json:
+    concurrency = options["concurrency"] or plan.concurrency or backend_set.concurrency()
+    said = {name: options[name] for name in ("budget", "unpriced", "priority")}
+    async with open_store(options["store_path"]) as store:
+        run_id = await queue_run(plan, backend_set, store, concurrency, options["key"], **said)
+    if options["as_json"]:
         print_json({"run_id": run_id})
     else:
         print_line(run_id)

@@ -30,7 +30,7 @@ from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts
 from plait.runner.engine.run_options import RunOptions, require_backends
 from plait.runner.state.attempt_files import attempt_files, files_root, kill_orphans, under_way
 from plait.runner.state.stored_conversations import load_history
-from plait.runner.state.stored_run import StoredRun, placed_attempts
+from plait.runner.state.stored_run import StoredRun, placed_attempts, stored_events
 from plait.runner.state.task_files import read_contents, sends_files
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, TaskStatus
@@ -179,12 +179,8 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     # session.
     attempts = await run.store.list_attempts(run_id, task_id)
     theirs = {_PERSON, *(one.attempt for one in attempts if one.session_id == task.session_id)}
-    after = 0
-    while page := await run.store.list_events(run_id, after):
-        if any(one.kind == SessionOpened.kind and one.task_id == task_id and one.attempt in theirs for one in page):
-            return True
-        after = page[-1].seq
-    return False
+    opened = stored_events(run.store, run_id, SessionOpened)
+    return any([one.task_id == task_id and one.attempt in theirs async for one in opened])
 
 
 def _message_events(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Event]:

@@ -601,9 +601,6 @@ def stored_concurrency(record: RunRecord) -> Concurrency | None:
     return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY
 
 
-"""Takes a message for a person."""
-
-
 @value
 class FileOptions:
     """Files that a person names for a stored run."""

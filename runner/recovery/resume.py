@@ -4,7 +4,6 @@ continue loaded; executed, and on with what the store has taken.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -79,11 +78,13 @@ from plait.runner.state.stored_run import (
     StoredPolicy,
     StoredRun,
     ended_result,
+    events_after,
     needs_no_work,
     next_tries,
     read_policy_state,
     read_settings,
     require_unfailed,
+    stored_events,
     stored_run,
     stored_targets,
     stores_backends,
@@ -408,7 +409,8 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     if notes := await run.store.list_notes(record.run_id) if run.status in RUN_DONE else run.notes:
         live.tuning = Tuning.of(notes)
     if live.tuning.changes:
-        news = live.tuning.news_since(await _told_tuning(run.store, record.run_id))
+        told = [one async for one in stored_events(run.store, record.run_id, events.RunTuned)]
+        news = live.tuning.news_since(Tuning().after(told))
         still = [one for one in live.tuning.in_force if one not in news]
         new_events += [replace(one, at=at) for one in news]
     live.owner, live.position = await acquire(options, run.store, record, new_events)
@@ -426,23 +428,11 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
 
 async def _still_closed(run: StoredRun, now: float) -> list[events.BackendThrottled]:
     """Return the last events of the backends that a limit closes until later than `now`. Raises StoreError."""
-    last: dict[str, events.BackendThrottled] = {}
-    after = 0
-    while page := await run.store.list_events(run.record.run_id, after, kind=events.BackendThrottled.kind):
-        throttled = (events.BackendThrottled(one.at, **json.loads(one.detail)) for one in page)
-        last |= {one.backend: one for one in throttled if one.cause not in {events.OWN_LIMITS, events.USD_PER_DAY}}
-        after = page[-1].seq
+    ours = {events.OWN_LIMITS, events.USD_PER_DAY}
+    throttled = stored_events(run.store, run.record.run_id, events.BackendThrottled)
+    last = {one.backend: one async for one in throttled if one.cause not in ours}
     ends = ((one, parse_time(one.until)) for one in last.values() if one.until)
     return [one for one, until in ends if until > now and until - parse_time(one.at) > LONG_S]
-
-
-async def _told_tuning(store: Store, run_id: str) -> Tuning:
-    """Return the tuning that the events of the run tell. Raises StoreError."""
-    told, after = Tuning(), 0
-    while page := await store.list_events(run_id, after, kind=events.RunTuned.kind):
-        told = told.after(events.RunTuned(one.at, **json.loads(one.detail)) for one in page)
-        after = page[-1].seq
-    return told
 
 
 def _with_budget(options: RunOptions, run: StoredRun, received: ReceivedAnswers) -> ReceivedAnswers:
@@ -543,11 +533,8 @@ def policy_state_of(run: StoredRun, retry_failed: bool) -> PolicyState:
 
 async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) -> list[str]:
     """Return the ids of the tasks that ended after the last question to the policy; tasks in `new_events` come last."""
-    ended: dict[str, None] = {}
-    after = run.record.policy_seq
-    while page := await run.store.list_events(run.record.run_id, after):
-        ended |= {event.task_id: None for event in page if event.kind in TASK_RESULTS and event.task_id is not None}
-        after = page[-1].seq
+    told = events_after(run.store, run.record.run_id, run.record.policy_seq)
+    ended = {one.task_id: None async for one in told if one.kind in TASK_RESULTS and one.task_id is not None}
     ended |= {event.task_id: None for event in new_events if isinstance(event, events.TaskFailed)}
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 

@@ -13,7 +13,6 @@ reservation thus never outlives its attempt, and nothing has to be given back. P
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -24,6 +23,7 @@ from plait.events import BudgetRaised, TaskStarted
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord
 from plait.runner.domain.asked_question import Asking, Way
+from plait.runner.state.stored_run import stored_events
 from plait.statuses import AttemptStatus
 from plait.task import Task
 from plait.usage import Usage, dollars
@@ -193,11 +193,7 @@ async def stored_budget(
     if neither the run nor a task has a limit, unless `is_limited`: it is about to get one. Raises StoreError.
     """
     stored = settings.get(BUDGET, {})
-    raises: list[BudgetRaised] = []
-    after = 0
-    while page := await store.list_events(run_id, after, kind=BudgetRaised.kind):
-        raises += [BudgetRaised(one.at, **json.loads(one.detail)) for one in page]
-        after = page[-1].seq
+    raises = [one async for one in stored_events(store, run_id, BudgetRaised)]
     usd: float | None = stored.get("usd")
     for raised in raises:
         usd = raised.usd if raised.only is None else usd
@@ -205,7 +201,8 @@ async def stored_budget(
     if budget is None:
         return None
     budget.raised = {raised.only: raised.usd for raised in raises if raised.only is not None}
-    reserved = await _reservations(store, run_id)
+    starts = stored_events(store, run_id, TaskStarted)
+    reserved = {(one.task_id, one.attempt): usd async for one in starts if (usd := one.reserved_usd) is not None}
     for attempt in await store.list_attempts(run_id):
         held = reserved.get((attempt.task_id, attempt.attempt), 0.0)
         if attempt.status == AttemptStatus.RUNNING:
@@ -218,16 +215,3 @@ async def stored_budget(
 def _cost_of(attempt: AttemptRecord, reserved_usd: float) -> tuple[float, bool]:
     is_cut = AttemptStatus(attempt.status) in _CUT
     return counted_cost(attempt.usage, reserved_usd, error_kind=attempt.error_kind, is_cut=is_cut)
-
-
-async def _reservations(store: Store, run_id: str) -> dict[tuple[str, int], float]:
-    """Return what was reserved for the attempts of the run, by task id and number of the attempt."""
-    found: dict[tuple[str, int], float] = {}
-    after = 0
-    while page := await store.list_events(run_id, after, kind=TaskStarted.kind):
-        for event in page:
-            reserved = json.loads(event.detail).get("reserved_usd")
-            if reserved is not None and event.task_id is not None and event.attempt is not None:
-                found[event.task_id, event.attempt] = reserved
-        after = page[-1].seq
-    return found

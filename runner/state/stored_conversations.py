@@ -12,7 +12,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import THOUGHTS, AttemptRecord, MessageRecord, TaskRecord
 from plait.runner.domain.continuation import Continuation, History, correction_prompt, is_refusal
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import StoredRun
+from plait.runner.state.stored_run import StoredRun, events_after
 from plait.safe_text import clean_text
 from plait.statuses import AttemptStatus
 from plait.usage import Usage
@@ -94,14 +94,12 @@ async def _continued_task(store: Store, run_id: str, state: RunState, task_id: s
 
 async def _began_after(store: Store, run_id: str, its: TaskRecord, other: str) -> bool:
     """Return whether the last attempt of a task began after the last completion of `other`."""
-    began = ended = after = 0
-    while page := await store.list_events(run_id, after):
-        for event in page:
-            if event.kind == TaskStarted.kind and (event.task_id, event.attempt) == (its.task_id, its.attempt):
-                began = event.seq
-            elif event.kind == TaskCompleted.kind and event.task_id == other:
-                ended = event.seq
-        after = page[-1].seq
+    began = ended = 0
+    async for event in events_after(store, run_id):
+        if event.kind == TaskStarted.kind and (event.task_id, event.attempt) == (its.task_id, its.attempt):
+            began = event.seq
+        elif event.kind == TaskCompleted.kind and event.task_id == other:
+            ended = event.seq
     return began > ended
 
 

@@ -9,9 +9,9 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from plait.backends.backend_protocol import DetachedTurn
 from plait.clock_and_ids import parse_time
@@ -25,11 +25,19 @@ from plait.errors import (
     TaskNotFound,
     nearest,
 )
-from plait.events import RUN_ENDS, NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TaskStarted
+from plait.events import RUN_ENDS, Event, NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TaskStarted
 from plait.failpoints import reached
-from plait.json_form import JsonValue, to_json, value
+from plait.json_form import JsonValue, from_json, to_json, value
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import AttemptRecord, MessageRecord, Note, NoteRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import (
+    AttemptRecord,
+    EventRecord,
+    MessageRecord,
+    Note,
+    NoteRecord,
+    RunRecord,
+    TaskRecord,
+)
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
 from plait.runner.domain.row_window import RowsFile
@@ -432,6 +440,32 @@ async def next_tries(
     return times
 
 
+_E = TypeVar("_E", bound=Event)
+_STORED_COLUMNS = frozenset({"at", "task_id", "attempt"})
+
+
+async def events_after(
+    store: Store, run_id: str, after: int = 0, kind: str | None = None
+) -> AsyncGenerator[EventRecord]:
+    """Yield the stored events numbered above `after`, oldest first; with `kind` those alone. Raises StoreError."""
+    while page := await store.list_events(run_id, after, kind=kind):
+        for record in page:
+            yield record
+        after = page[-1].seq
+
+
+async def stored_events(store: Store, run_id: str, kind: type[_E], after: int = 0) -> AsyncGenerator[_E]:
+    """Do as `events_after`, with the events of one kind as `stored_event` gives them."""
+    async for record in events_after(store, run_id, after, kind.kind):
+        yield stored_event(kind, record)
+
+
+def stored_event(kind: type[_E], record: EventRecord) -> _E:
+    """Return the event that was stored as `record`, without what the history leaves out."""
+    columns = {one.name: getattr(record, one.name) for one in fields(kind) if one.name in _STORED_COLUMNS}
+    return from_json(kind, {**columns, **json.loads(record.detail)})
+
+
 _WITHOUT_HOST = frozenset({ErrorKind.CRASHED, ErrorKind.TIMEOUT, ErrorKind.UNAVAILABLE})
 """The kinds of errors that an attempt may have although its host reported no end."""
 
@@ -448,13 +482,9 @@ class PlacedAttempt(NamedTuple):
 async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
     """Return the places by task id and number of the attempt. Raises StoreError."""
     places: dict[tuple[str, int], PlacedAttempt] = {}
-    after = 0
-    while page := await store.list_events(run_id, after, kind=TaskPlaced.kind):
-        for event in page:
-            if event.task_id is not None and event.attempt is not None:
-                detail = json.loads(event.detail)
-                places[event.task_id, event.attempt] = PlacedAttempt(detail["place"], detail.get("interrupted", False))
-        after = page[-1].seq
+    async for event in stored_events(store, run_id, TaskPlaced):
+        if event.attempt is not None:
+            places[event.task_id, event.attempt] = PlacedAttempt(event.place, event.interrupted)
     return places
 
 
@@ -463,14 +493,10 @@ async def moved_attempts(store: Store, run: RunRecord, task_id: str) -> dict[int
     StoreError.
     """
     moved: dict[int, str] = {}
-    after = 0
-    has_spares = "spares" in read_settings(run).get("slots", {})
-    while has_spares and (page := await store.list_events(run.run_id, after, kind=TaskStarted.kind)):
-        for event in page:
-            own = json.loads(event.detail).get("moved_from")
-            if own is not None and event.task_id == task_id and event.attempt is not None:
-                moved[event.attempt] = own
-        after = page[-1].seq
+    if "spares" in read_settings(run).get("slots", {}):
+        async for event in stored_events(store, run.run_id, TaskStarted):
+            if event.moved_from is not None and event.task_id == task_id and event.attempt is not None:
+                moved[event.attempt] = event.moved_from
     return moved
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -21,9 +21,8 @@ from plait.events import (
     RunTuned,
     TasksAdded,
 )
-from plait.json_form import from_json
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import AttemptRecord, EventRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, clock_time, stored_limits
@@ -50,6 +49,7 @@ from plait.runner.state.stored_run import (
     StoredRun,
     decode_dag,
     decode_task,
+    events_after,
     listed_tasks,
     moved_attempts,
     needs_no_work,
@@ -57,6 +57,7 @@ from plait.runner.state.stored_run import (
     placed_attempts,
     read_policy_state,
     read_settings,
+    stored_events,
     stored_record,
     stored_run,
     tasks_beside,
@@ -167,17 +168,8 @@ async def _events_of_owner(store: Store, run: RunRecord, kind: type[_OfOwner]) -
     if shown_status(run) not in {RunStatus.RUNNING, RunStatus.PARKED}:
         return
     begun = [event.seq for event in await store.list_events(run.run_id, kind=RunResumed.kind)]
-    after = max(begun, default=0)
-    while page := await store.list_events(run.run_id, after, kind=kind.kind):
-        for event in page:
-            yield stored_event(kind, event)
-        after = page[-1].seq
-
-
-def stored_event(kind: type[_OfOwner], record: EventRecord) -> _OfOwner:
-    """Return the event that was stored as `record`."""
-    columns = {one.name: getattr(record, one.name) for one in fields(kind) if one.name in kind.left_out}
-    return from_json(kind, {**columns, **json.loads(record.detail)})
+    async for event in stored_events(store, run.run_id, kind, max(begun, default=0)):
+        yield event
 
 
 def _at(throttled: BackendThrottled, now: float) -> BackendThrottled:
@@ -434,14 +426,12 @@ async def find_adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord])
 async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
     """Return the positions of tasks that the policy added. Only the events of the run record this."""
     positions: set[int] = set()
-    end = after = 0
-    while page := await store.list_events(run.run_id, after):
-        for event in page:
-            if event.kind in {RunCreated.kind, TasksAdded.kind}:
-                start, end = end, end + json.loads(event.detail)["tasks"]
-                if event.kind == TasksAdded.kind and event.task_id is None:
-                    positions.update(range(start, end))
-        after = page[-1].seq
+    end = 0
+    async for event in events_after(store, run.run_id):
+        if event.kind in {RunCreated.kind, TasksAdded.kind}:
+            start, end = end, end + json.loads(event.detail)["tasks"]
+            if event.kind == TasksAdded.kind and event.task_id is None:
+                positions.update(range(start, end))
     return positions
 
 

@@ -25,7 +25,7 @@ from plait.errors import PlaitError
 from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import THOUGHTS, AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.state.stored_run import stored_record
+from plait.runner.state.stored_run import events_after, stored_record
 from plait.statuses import RUN_DONE, TASK_DONE, AttemptStatus, RunStatus, TaskStatus
 from plait.usage import Usage
 
@@ -280,9 +280,9 @@ class RunTrace:
         store, run_id = self._store, self._run_id
         is_first, after = self._after is None, self._after or 0
         changed: set[str] = set()
-        while page := await store.list_events(run_id, after):
-            after = page[-1].seq
-            changed.update(event.task_id for event in page if event.task_id is not None)
+        async for event in events_after(store, run_id, after):
+            after = event.seq
+            changed |= set() if event.task_id is None else {event.task_id}
         self._after = after
         chosen = (None,) if is_first or len(changed) > _READ_ALONE else changed
         tasks = [task for name in chosen for task in await store.list_tasks(run_id, name)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from plait import ParallelRunner, PostgresStore, RunStatus, events
 from plait.events import HostAway
 from plait.persistence import EventRecord
-from plait.runner.views.read_views import stored_event
+from plait.runner.state.stored_run import stored_event
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.outliving import HostsWorld
