@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from plait.clock_and_ids import parse_time
-from plait.events import BackendThrottled, RunTuned
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.command_options import (
@@ -36,7 +35,6 @@ from plait.runner.cli.terminal_output import (
 from plait.runner.client.named_runs import find_run, find_task
 from plait.runner.domain.dag import group_of, groups_of
 from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
-from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.state.stored_run import (
@@ -57,18 +55,17 @@ from plait.runner.views.event_sentences import (
     throttling,
     tokens,
 )
-from plait.runner.views.read_views import (
-    budget_view,
-    find_adders,
-    read_tuning,
-    run_detail,
-    run_view,
-    task_detail_of,
-    task_views,
-    throttled_backends,
-)
+from plait.runner.views.read_views import find_adders, run_detail, task_detail_of, task_views
 from plait.runner.views.run_differences import cut_offs
-from plait.runner.views.view_models import AttemptView, BudgetView, QuestionView, TaskDetail, TaskView, view_json
+from plait.runner.views.view_models import (
+    AttemptView,
+    BudgetView,
+    QuestionView,
+    RunDetail,
+    TaskDetail,
+    TaskView,
+    view_json,
+)
 from plait.statuses import URGENT, RunStatus, TaskStatus, group_status
 from plait.usage import NO_USAGE, Usage, dollars, token_parts
 
@@ -124,9 +121,7 @@ async def _show_run(
             tasks = await listed_tasks(store, run)
         views = await task_views(store, run, tasks, time.time())
         added = await find_adders(store, run, tasks)
-        throttled = await throttled_backends(store, run, time.time())
-        tuned = (await read_tuning(store, run)).in_force
-        budget = await budget_view(store, run, tasks)
+        detail = await run_detail(store, run, tasks, time.time())
         is_reuse = not as_json and ReuseFrom.of_settings(read_settings(run)) is not None
         attempts = await store.list_attempts(run.run_id) if is_reuse else ()
         reused = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))}
@@ -134,10 +129,9 @@ async def _show_run(
     shown_tasks = {task.task_id: task for task in views.values() if _fits(task, statuses, pattern)}
     if as_json:
         del tasks, views  # a large run would be held twice
-        shown = view_json(run_detail(run, throttled=throttled, budget=budget, tuned=tuned))
-        print_json({**shown, "tasks": list(shown_tasks.values()), "settings": read_settings(run)})
+        print_json({**view_json(detail), "tasks": list(shown_tasks.values()), "settings": read_settings(run)})
         return
-    _print_run(run, tasks, throttled, (reused, cut_off), budget, tuned)
+    _print_run(detail, read_settings(run), tasks, reused, cut_off)
     is_whole = not statuses and pattern is None
     if shown_tasks or is_whole:
         _print_tasks(shown_tasks, added, folded=is_whole)
@@ -150,9 +144,9 @@ async def _show_run(
     next_commands: list[str] = []
     if any(task.status is TaskStatus.WAITING_INPUT for task in views.values()):
         next_commands.append("answer")
-    if shown_status(run) in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
+    if detail.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
         next_commands.append("resume")
-    if shown_status(run) is RunStatus.PARKED:
+    if detail.status is RunStatus.PARKED:
         next_commands.append("wake")
     if next_commands:
         print_line("")
@@ -216,25 +210,20 @@ def _group_row(name: str, parts: Sequence[TaskView], told: str) -> tuple[str, ..
 
 
 def _print_run(
-    run: RunRecord,
+    run: RunDetail,
+    settings: Mapping[str, Any],
     tasks: Sequence[TaskRecord],
-    throttled: Sequence[BackendThrottled],
-    reuse: tuple[Collection[str], Sequence[str]],
-    budget: BudgetView | None,
-    tuned: Sequence[RunTuned],
+    reused: Collection[str],
+    cut_off: Sequence[str],
 ) -> None:
-    """Print the run; `reuse` names the tasks with an answer of an earlier run, and those of `cut_offs`."""
-    reused, cut_off = reuse
-    status = shown_status(run)
-    settings, owner = read_settings(run), run.owner
-    plan = settings.get("plan")
+    """Print the run; the tasks in `reused` have an answer of an earlier run, and `cut_off` are those of `cut_offs`."""
+    status, owner, plan = run.status, run.owner, settings.get("plan")
     print_field("run", run.run_id)
     print_field("name", run.name)
-    shown = run_view(run)
-    print_line(f"{'status':<9} {coloured(shown.status_text, status)}, {_describe_progress(run)}")
-    print_field("reason", shown.reason if status in {RunStatus.INTERRUPTED, RunStatus.PARKED} else None)
+    print_line(f"{'status':<9} {coloured(run.status_text, status)}, {_describe_progress(run)}")
+    print_field("reason", run.reason if status in {RunStatus.INTERRUPTED, RunStatus.PARKED} else None)
     print_field("error", run.error)
-    if (loop := shown.loop) is not None:
+    if (loop := run.loop) is not None:
         print_field("goal", loop.description)
         print_field("stopped", WHY_STOPPED.get(loop.ended_by))
     print_field("backends" if settings.get(POSTED) else "plan", plan if isinstance(plan, str) else None)
@@ -246,13 +235,13 @@ def _print_run(
     print_field("created", run.created_at)
     print_field("ended", run.ended_at)
     print_field("owner", owner.process if owner and status is RunStatus.RUNNING else None)
-    for change in tuned:
+    for change in run.tuned:
         print_field("tuned", event_sentence(change))
-    for one in throttled:
+    for one in run.throttled:
         print_field("throttled", throttling(one, time.time()))
     _print_tokens(run.usage)
     _print_cost(run.usage)
-    print_field("budget", None if budget is None else _money(budget))
+    print_field("budget", None if run.budget is None else _money(run.budget))
     models = Counter(task.usage.model for task in tasks if task.usage.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
@@ -290,10 +279,10 @@ def _print_cost(usage: Usage) -> None:
     print_field("cost", spent_cells(usage)[1] + named)
 
 
-def _describe_progress(run: RunRecord) -> str:
+def _describe_progress(run: RunDetail) -> str:
     ended = (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
     numbers = [f"{run.counts[status]:,} {status.value}" for status in ended if run.counts.get(status)]
-    done = f"{run.counts.get(TaskStatus.COMPLETED, 0):,} of {counted(sum(run.counts.values()), 'task')} completed"
+    done = f"{run.counts.get(TaskStatus.COMPLETED, 0):,} of {counted(run.total, 'task')} completed"
     return ", ".join([done, *numbers])
 
 

@@ -25,7 +25,16 @@ import anyio.to_thread
 from plait import events
 from plait.backends.backend_protocol import Reply
 from plait.clock_and_ids import iso
-from plait.errors import InvalidRequest, PlaitError, RunNotFound, RunOwned, StoreError, StoreRequired
+from plait.errors import (
+    InvalidRequest,
+    PlaitError,
+    RunNotFound,
+    RunNotResumable,
+    RunOwned,
+    StoreError,
+    StoreRequired,
+    nearest,
+)
 from plait.json_form import JsonInput
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
@@ -40,11 +49,12 @@ from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.retention import Deletion, delete_expired
-from plait.runner.client.tune_run import pause_run, retry_task, tune_run
 from plait.runner.client.wake_runs import DueRuns
 from plait.runner.domain import policy as policies
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
+from plait.runner.domain.run_tuning import checked_change, retry_note, tune_note, why_not_again
+from plait.runner.domain.wait_reasons import stored_limits
 from plait.runner.engine.inbox import LOOK_EVERY_S, wake
 from plait.runner.engine.lease import (
     Liveness,
@@ -75,17 +85,19 @@ from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
     POSTED,
+    StoredPolicy,
     StoredRun,
     asks_for_cancel,
     cancel_note,
     decode_dag,
+    listed_tasks,
     pages_of_tasks,
     read_settings,
     rows_file_of,
     stored_record,
     stored_run,
 )
-from plait.statuses import RUN_DONE, RunStatus, TaskStatus
+from plait.statuses import RESUMABLE, RUN_DONE, RunStatus, TaskStatus
 from plait.task import Task
 
 if TYPE_CHECKING:
@@ -101,7 +113,6 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 POLL_SECONDS = 0.2
-_TO_TAKE_UP = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT})
 MOST_WOKEN = 8
 """The runs that `Runs.wake` lets go on at once."""
 WAKE_EVERY_S = 10.0
@@ -461,7 +472,6 @@ class Runs:
         over, stays. With `dry_run` only say which. Has no time limit. Raises PlaitError for a store that deletes no
         runs, StoreError.
         """
-        assert self._store is not None
         store, now = unbounded(self._store), self.options.clock.wall()
         return await delete_expired(store, now, keep=keep, older_than=older_than, dry_run=dry_run)
 
@@ -514,7 +524,7 @@ class Runs:
         Raises RunNotResumable for a run that has ended, InvalidRequest for an unknown backend, StoreRequired,
         RunNotFound, StoreError.
         """
-        return await pause_run(self.options, run_id, backend, off=off)
+        return await self._tune(run_id, [events.RunTuned(self._now(), backend, paused=not off)])
 
     @_with_open_store
     async def tune(
@@ -528,7 +538,13 @@ class Runs:
         whether a process works on the run now. Raises as `pause`, and InvalidRequest without a number or for a wrong
         one.
         """
-        return await tune_run(self.options, run_id, concurrency, limits or {})
+        numbers: dict[str | None, int] = {} if concurrency is None else {None: concurrency}
+        numbers.update((limits or {}).items())
+        if not numbers:
+            raise InvalidRequest("say how many tasks run at once, of the run (-j N) or on a backend (--backend NAME=N)")
+        return await self._tune(
+            run_id, [events.RunTuned(self._now(), name, slots=slots) for name, slots in numbers.items()]
+        )
 
     @_with_open_store
     async def retry(self, run_id: str, task_id: str) -> None:
@@ -541,7 +557,29 @@ class Runs:
         process works on the run: a resume with `retry_failed` runs all failed tasks of a run again. Raises
         StoreRequired, RunNotFound, TaskNotFound, StoreError.
         """
-        await retry_task(self.options, run_id, task_id)
+        run = await self.read(run_id)
+        run.require_task(task_id)
+        position = run.state.dag.position(task_id)
+        if (why := _why_not_again_now(run, position)) is not None:
+            raise InvalidRequest(f"task {task_id!r} of run {run_id} cannot run again now: {why}")
+        await run.store.send(run_id, retry_note(task_id, run.state.attempts[position], self._now()))
+        wake(run.record.owner)
+
+    def _now(self) -> str:
+        return iso(self.options.clock.wall())
+
+    async def _tune(self, run_id: str, changes: Sequence[events.RunTuned]) -> bool:
+        """Send a note for each of `changes`. Return whether a process works on the run, which reads them."""
+        store, record = await stored_record(self.options.store, run_id)
+        if (status := RunStatus(record.status)) in RUN_DONE or status is RunStatus.CANCELLING:
+            raise RunNotResumable(f"run {run_id} is {status.value}; only a run that goes on can be paused or tuned")
+        for change in changes:
+            if (name := checked_change(change).backend) is not None:
+                await _require_backend(store, record, name)
+        for change in changes:
+            await store.send(run_id, tune_note(change))
+        wake(record.owner)
+        return not owner_is_gone(record)
 
     @_with_open_store
     async def continue_task(self, run_id: str, task_id: str, message: str) -> Reply:
@@ -735,23 +773,11 @@ class Runs:
         with runner.runs`: other runs have backends of their own. `told` is called with the id of each, and the error
         with which one is left as it is; a run that another process takes up is none of them. Raises StoreError.
         """
-
-        async def start(run_id: str) -> None:
-            try:
-                record = await self._store.get_run(run_id)
-                if record is not None and read_settings(record).get(POSTED):
-                    await self.start(run_id)
-                    told(run_id, None)
-            except RunOwned:
-                pass  # another server was faster
-            except PlaitError as error:
-                told(run_id, error)
-
         stored = await self._store.list_runs(MOST_RUNS_SEARCHED)
         async with anyio.create_task_group() as group:
             for run in stored:
-                if not run.damaged and shown_status(run) in _TO_TAKE_UP:
-                    group.start_soon(start, run.run_id)
+                if not run.damaged and shown_status(run) in RESUMABLE - {RunStatus.PARKED}:
+                    group.start_soon(self._go_on, run.run_id, AS_STORED, told, self.is_posted)
 
     async def is_posted(self, run_id: str) -> bool:
         """Return whether the run was posted to a server."""
@@ -781,17 +807,32 @@ class Runs:
                 return
             if run_id in self._driven or self._not_woken.get(run_id, 0.0) > now:
                 continue
-            try:
-                if fits is None or await fits(run_id):
-                    policy = None if (waiting := self._waiting.get(run_id)) is None else waiting.policy
-                    await self._start(run_id, ResumeOptions(policy=policy, wakes=True))
-                    self._woken.add(run_id)
-                    told(run_id, None)
-            except RunOwned:
-                pass
-            except PlaitError as error:
+            policy = None if (waiting := self._waiting.get(run_id)) is None else waiting.policy
+            if not await self._go_on(run_id, ResumeOptions(policy=policy, wakes=True), told, fits):
                 self._not_woken[run_id] = now + _AGAIN_S
-                told(run_id, error)
+            elif run_id in self._driven:
+                self._woken.add(run_id)
+
+    async def _go_on(
+        self,
+        run_id: str,
+        how: ResumeOptions,
+        told: Callable[[str, PlaitError | None], None],
+        fits: Callable[[str], Awaitable[bool]] | None,
+    ) -> bool:
+        """Start a stored run, if it `fits`, and call `told` with the outcome. Return whether no error keeps the run from
+        going on; that another process was faster is none.
+        """
+        try:
+            if fits is None or await fits(run_id):
+                await self._start(run_id, how)
+                told(run_id, None)
+        except RunOwned:
+            pass
+        except PlaitError as error:
+            told(run_id, error)
+            return False
+        return True
 
     async def keep_waking(
         self,
@@ -869,6 +910,33 @@ class Runs:
             pass  # another process continues the run
         except PlaitError as error:
             logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
+
+
+def _why_not_again_now(run: StoredRun, position: int) -> str | None:
+    """Return why the task cannot run again while its run goes on; None if it can."""
+    status, dag, run_id = run.state.statuses[position], run.state.dag, run.record.run_id
+    if status is TaskStatus.PENDING and not run.state.attempts[position]:
+        return "it has not begun"
+    if status is not TaskStatus.FAILED and status is not TaskStatus.PENDING:
+        return f"it is {status.value}"
+    if owner_is_gone(run.record):
+        retries = " --retry-failed" if status is TaskStatus.FAILED else ""
+        return f"no process works on the run; continue it: plait resume {run_id}{retries}"
+    if status is TaskStatus.FAILED:
+        has_policy = StoredPolicy.of(run.record) is not None
+        return "the policy of the run knows that it failed" if has_policy else why_not_again(dag, dag.tasks[position])
+    return None
+
+
+async def _require_backend(store: Store, record: RunRecord, name: str) -> None:
+    """Raise InvalidRequest unless the run may call the backend `name`."""
+    settings = read_settings(record)
+    limits = stored_limits(settings)
+    answer_keys: Mapping[str, object] = settings.get("answer_keys") or {}  # "" is the default backend
+    known = {limits.default, *limits.backends, *filter(None, answer_keys)}
+    known |= {one.backend for one in await listed_tasks(store, record) if one.backend is not None}
+    if name not in known:
+        raise InvalidRequest(f"run {record.run_id} has no backend {name!r}{nearest(name, known)}")
 
 
 async def _cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:

@@ -92,7 +92,7 @@ from plait.runner.state.stored_run import (
     with_notes,
     with_prompts,
 )
-from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
+from plait.statuses import RESUMABLE, RUN_DONE, TASK_DONE, RunStatus, TaskStatus
 from plait.task import Task
 from plait.usage import NO_USAGE
 
@@ -140,9 +140,7 @@ class ResumeOptions:
 
 async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecord:
     """Return the newest run that `plait resume` can continue. Raises InvalidRequest without one, StoreError."""
-    wanted = {RunStatus.QUEUED, RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT, RunStatus.PARKED}
-    if retry_failed:
-        wanted.add(RunStatus.FAILED)
+    wanted = RESUMABLE | {RunStatus.FAILED} if retry_failed else RESUMABLE
     refused: RunRecord | None = None
     for run in await store.list_runs(MOST_RUNS_SEARCHED):
         if not run.damaged and shown_status(run) in wanted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -18,7 +19,6 @@ from plait.events import (
     HostAway,
     RunCreated,
     RunResumed,
-    RunTuned,
     TasksAdded,
 )
 from plait.persistence.store_protocol import Store
@@ -106,14 +106,25 @@ def _loop_view(loop: Loop) -> LoopView:
 async def look_up(store: Store, run_id: str, now: float, with_tasks: bool) -> RunDetail:
     """Return the run at Unix time `now`, with its tasks if `with_tasks`. Raises RunNotFound, StoreError."""
     _, record = await stored_record(store, run_id)
-    throttled = await throttled_backends(store, record, now)
     records = await listed_tasks(store, record) if with_tasks else ()
     tasks = await task_views(store, record, records, now) if with_tasks else {}
-    budget = await budget_view(store, record, records)
-    tuned = (await read_tuning(store, record)).in_force
-    if shown_status(record) is RunStatus.INTERRUPTED:
-        _, record = await stored_record(store, run_id)  # the run may have ended since the record was read
-    return run_detail(record, tasks, throttled, budget, tuned)
+    return await run_detail(store, record, records, now, tasks)
+
+
+async def run_detail(
+    store: Store,
+    run: RunRecord,
+    records: Sequence[TaskRecord],
+    now: float,
+    tasks: Mapping[str, TaskView] = MappingProxyType({}),
+) -> RunDetail:
+    """Return the run at Unix time `now`, with `tasks`; `records` are those of its tasks. Raises StoreError."""
+    throttled = await throttled_backends(store, run, now)
+    budget = await budget_view(store, run, records)
+    tuned = (await read_tuning(store, run)).in_force
+    if shown_status(run) is RunStatus.INTERRUPTED:
+        _, run = await stored_record(store, run.run_id)  # the run may have ended since the record was read
+    return _of_run(RunDetail, run, tasks=tasks, throttled=throttled, budget=budget, tuned=tuned)
 
 
 async def budget_view(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> BudgetView | None:
@@ -244,17 +255,6 @@ async def read_waits(
 def run_view(run: RunRecord) -> RunView:
     """Return the run that the record describes, as lists of runs show it."""
     return _of_run(RunView, run)
-
-
-def run_detail(
-    run: RunRecord,
-    tasks: Mapping[str, TaskView] | None = None,
-    throttled: tuple[BackendThrottled, ...] = (),
-    budget: BudgetView | None = None,
-    tuned: tuple[RunTuned, ...] = (),
-) -> RunDetail:
-    """Return the run that the record describes, with `tasks`."""
-    return _of_run(RunDetail, run, tasks=tasks or {}, throttled=throttled, budget=budget, tuned=tuned)
 
 
 def _of_run(kind: type[_Run], run: RunRecord, **more: Any) -> _Run:

@@ -140,6 +140,8 @@ UNDER_WAY = frozenset({RunStatus.RUNNING, RunStatus.CANCELLING})
 """Statuses of a run with an owner. Without a live owner, a run with such a status is interrupted."""
 TO_START = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 """Statuses of a run that waits for a process alone."""
+RESUMABLE = TO_START | {RunStatus.WAITING_INPUT, RunStatus.PARKED}
+"""Statuses of a run that a resume continues as it is."""
 
 
 URGENT = (TaskStatus.FAILED, TaskStatus.WAITING_INPUT)
