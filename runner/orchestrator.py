@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 from plait.backends.backend_protocol import Backend
 from plait.errors import RunNotFound, nearest
 from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue, value
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
 from plait.runner.engine.live_run import EventReader, Run
@@ -168,7 +168,11 @@ class Orchestrator:
         this._set_up(policy, runner, run_id)
         this._resume_options = ResumeOptions(retry_failed, answers, policy)
         this._loop = _loop_of(record)
-        this._context = {task.task_id: _value(task) for task in tasks if _is_context(task)}
+        this._context = {
+            task.task_id: (task.text or "") if task.data is None else json.loads(task.data)
+            for task in tasks
+            if is_work(task.task_id) and TaskStatus(task.status) is TaskStatus.COMPLETED and not task.damaged
+        }
         return this
 
     @property
@@ -274,7 +278,8 @@ async def load_loop_state(store: Store, run_id: str) -> LoopState:
     if record is None:
         raise RunNotFound(f"the store has no run {run_id!r}")
     loop = _loop_of(record)
-    running = [task.task_id for task in await store.list_tasks(run_id) if _is(task, TaskStatus.RUNNING)]
+    tasks = await store.list_tasks(run_id)
+    running = [task.task_id for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
     return LoopState(loop.phase, loop.iteration, tuple(running))
 
 
@@ -301,15 +306,3 @@ def _runner(team: Team, backends: Mapping[str, OneBackend] | OneBackend | None, 
 
 def _loop_of(record: RunRecord) -> Loop:
     return Loop.of(read_policy_state(record.policy_state).state)
-
-
-def _is(task: TaskRecord, status: TaskStatus) -> bool:
-    return TaskStatus(task.status) is status
-
-
-def _is_context(task: TaskRecord) -> bool:
-    return is_work(task.task_id) and _is(task, TaskStatus.COMPLETED) and not task.damaged
-
-
-def _value(task: TaskRecord) -> JsonValue:
-    return (task.text or "") if task.data is None else cast("JsonValue", json.loads(task.data))

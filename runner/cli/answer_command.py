@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import click
 
-from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_options import async_command, complete, json_option, print_next, store_option
 from plait.runner.cli.run_report import answering_command, print_json, print_watch_notice, question_facts
 from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
@@ -69,7 +68,11 @@ async def answer_command(
         asked = await find_task(store, record, task)
         taken = True
         if kind == "value":
-            taken = await _submit_answer(store, record, asked, text)
+            # Without a question the runner decides: it reads the task once more.
+            asking = None if asked.asked is None else asking_of(asked.question or "", asked.asked)
+            said = text if asking is None else asking.read(text)
+            runs = TrustedBackends(store).runs()
+            taken = await runs.answer(record.run_id, task, said, attempt=asked.attempt or None)
         else:
             print_watch_notice(record)
             runs = TrustedBackends(store, note=print_note).runs()
@@ -78,19 +81,12 @@ async def answer_command(
     if as_json:
         print_json({"run_id": record.run_id, "task_id": task, "answer": kind, "taken": taken})
         return
-    said = text if kind == "value" else kind
-    print_note(f"task {task} of run {record.run_id} is answered: {said}{_describe_result(record, taken)}")
+    given_as = text if kind == "value" else kind
+    print_note(f"task {task} of run {record.run_id} is answered: {given_as}{_describe_result(record, taken)}")
     if record.owner is None and RunStatus(record.status) not in RUN_DONE:
         print_next(store_path, "resume", record.run_id)
     else:
         print_next(store_path, "show", record.run_id, task)
-
-
-async def _submit_answer(store: Store, record: RunRecord, task: TaskRecord, text: str) -> bool:
-    # Without a question the runner decides: it reads the task once more.
-    asking = None if task.asked is None else asking_of(task.question or "", task.asked)
-    value = text if asking is None else asking.read(text)
-    return await TrustedBackends(store).runs().answer(record.run_id, task.task_id, value, attempt=task.attempt or None)
 
 
 def _describe_result(record: RunRecord, taken: bool) -> str:

@@ -69,7 +69,8 @@ async def plan_fork(
         return _fork_of_one(run, start, prompts.get(start), inputs, backend)
     if backend is not None:
         raise PlaitError("another backend is for a fork of one task only")
-    tasks = await _tasks_of_plan(run)
+    (created,) = await run.store.list_events(run.record.run_id, 0, 1, RunCreated.kind)
+    tasks = run.state.dag.tasks[: json.loads(created.detail)["tasks"]]  # without those that were added later
     added = {task.id for task in run.state.dag} - {task.id for task in tasks}
     added -= {group_of(task.id, task.item) for task in tasks}
     for name in prompts:
@@ -116,12 +117,6 @@ def _fork_of_one(
     results = {each.id: "" for each in recorded if not run.state.is_completed(each.id)}
     reuse = ReuseFrom(run.record.run_id, (task_id,), roots=(task_id,), results=results, only=task_id)
     return Fork(DAG([*recorded, task], name=dag.name, inputs={**dag.inputs, **inputs}), None, _settings(run), reuse)
-
-
-async def _tasks_of_plan(run: StoredRun) -> list[Task]:
-    """Return the tasks with which the run began, without those that were added later."""
-    (created,) = await run.store.list_events(run.record.run_id, 0, 1, RunCreated.kind)
-    return list(run.state.dag.tasks[: json.loads(created.detail)["tasks"]])
 
 
 def _require_inputs(run: StoredRun, inputs: Mapping[str, JsonInput]) -> None:

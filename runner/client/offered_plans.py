@@ -83,7 +83,11 @@ def posted_plan(
         return replace(parse_plan(text, format="json", max_bytes=None, names_default=True), backends={})
     except PlanError as error:
         there_are = f"; the server has {', '.join(map(repr, sorted(backends)))}, or leave 'backend' out"
-        raise PlanError([_adapt_problem(problem, there_are) for problem in error.problems]) from None
+        # In words for a client without a file and backends: line and column belong to a text that exists only here.
+        raise PlanError(
+            replace(one, message=one.message.replace(NAME_IT, there_are), line=None, column=None, file="")
+            for one in error.problems
+        ) from None
 
 
 def _check_tasks(tasks: object, specs: Mapping[str, BackendSpec]) -> Iterator[PlanProblem]:
@@ -119,12 +123,6 @@ def _dump(plan: Mapping[str, Any]) -> str:
         raise PlanError([PlanProblem(f"the plan holds a value that JSON does not have: {error}", file="")]) from None
     except RecursionError:
         raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
-
-
-def _adapt_problem(problem: PlanProblem, there_are: str) -> PlanProblem:
-    """Return the problem in words for a client that has no file and no backends."""
-    # Line and column belong to a text that exists only here.
-    return replace(problem, message=problem.message.replace(NAME_IT, there_are), line=None, column=None, file="")
 
 
 def _check_inputs(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from plait.clock_and_ids import iso
+from plait.clock_and_ids import iso, parse_time
 from plait.errors import Conflict, Fenced, PlaitError
 from plait.events import RunReleased
 from plait.json_form import value
@@ -98,7 +97,10 @@ def expired(
     if keep is None and older_than is None:
         return []
     ended = [run for run in runs if RunStatus(run.status) in RUN_DONE and not run.damaged]
-    return [run for run in ended[keep or 0 :] if run.owner is None and _is_older(run, older_than, now)]
+    free = [run for run in ended[keep or 0 :] if run.owner is None]
+    if older_than is None:
+        return free
+    return [run for run in free if now - parse_time(run.ended_at or run.created_at) >= older_than]
 
 
 async def earlier_runs_needed(store: Store, runs: Iterable[RunRecord]) -> set[str]:
@@ -109,7 +111,3 @@ async def earlier_runs_needed(store: Store, runs: Iterable[RunRecord]) -> set[st
             reuse = ReuseFrom.of_settings(read_settings(whole))
             needed |= set() if reuse is None else {reuse.like}
     return needed
-
-
-def _is_older(run: RunRecord, seconds: float | None, now: float) -> bool:
-    return seconds is None or now - datetime.fromisoformat(run.ended_at or run.created_at).timestamp() >= seconds

@@ -59,7 +59,7 @@ from plait.backends.specs.backend_specs import (
 )
 from plait.backends.specs.host_specs import HostsPart, placed
 from plait.errors import BackendUnavailable, InvalidRequest, KeyConflict, PlanError, nearest
-from plait.json_form import JsonInput, JsonValue, value
+from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.program_log import logger
@@ -151,7 +151,10 @@ class BackendSet:
         if self.plan is not None:
             kept["plan_sha256"] = plan_digest(self.plan)
         if self.prices:
-            kept["prices"] = {model: _without_blanks(price) for model, price in self.prices.items()}
+            kept["prices"] = {
+                model: {name: amount for name, amount in asdict(price).items() if amount is not None}
+                for model, price in self.prices.items()
+            }
         return kept
 
     @asynccontextmanager
@@ -439,10 +442,6 @@ def hosts_in_use(path: Path | None) -> list[HostsInUse]:
         if spec.on is not None and spec.needs not in (kinds := needs.setdefault(spec.on, [])):
             kinds.append(spec.needs)
     return [HostsInUse(name, part, needs.get(name, ())) for name, part in found.items()]
-
-
-def _without_blanks(price: Price) -> dict[str, JsonValue]:
-    return {name: amount for name, amount in asdict(price).items() if amount is not None}
 
 
 def read_prices(value: object) -> dict[str, Price]:
@@ -763,7 +762,8 @@ class StoredBackends:
     def _trusted_spec(self, name: str) -> BackendSpec | None:
         """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""
         spec = self._stored_spec(name)
-        if isinstance(spec, FunctionSpec | ProgramSpec) or (spec is not None and _uses_plan_file(spec)):
+        needs_file = spec is not None and _needs_plan_file(spec)
+        if isinstance(spec, FunctionSpec | ProgramSpec) or (spec is not None and spec.on is not None) or needs_file:
             self._require_trusted(name, [*self._plan_files(), self.folder])
         if spec is None:
             return None
@@ -773,7 +773,7 @@ class StoredBackends:
                     f"{self.plan} has no backend {name!r} any more; put it back, or name the plan with --plan"
                 )
             spec = now[name]
-        elif _needs_plan_file(spec) and (self.plan is None or self._plan_specs(name).get(name) != spec):
+        elif needs_file and (self.plan is None or self._plan_specs(name).get(name) != spec):
             raise InvalidRequest(self._distrust_message(name, spec))
         self._require_trusted(name, [(self.folder / file).resolve() for file in _files_called(spec)])
         return spec
@@ -935,10 +935,6 @@ def _files_called(spec: BackendSpec) -> list[str]:
     return [file for file in files if file.endswith(".py")]
 
 
-def _uses_plan_file(spec: BackendSpec) -> bool:
-    return spec.on is not None or _needs_plan_file(spec)
-
-
 def _needs_plan_file(spec: BackendSpec) -> bool:
     """Return whether a stored spec has to stand in the plan file as well."""
     if isinstance(spec, ProgramSpec | PydanticAISpec):
@@ -957,10 +953,6 @@ def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
 _AS_STORED = FileOptions()
 
 
-def _log(note: str) -> None:
-    logger().warning(note)
-
-
 class TrustedBackends:
     """The backends that are stored with each run in `store`, as `plait resume` uses them: a `BackendSource`.
 
@@ -974,7 +966,7 @@ class TrustedBackends:
         store: Store,
         files: FileOptions = _AS_STORED,
         *,
-        note: Callable[[str], None] = _log,
+        note: Callable[[str], None] = lambda note: logger().warning(note),
         concurrency: Concurrency | None = None,
         **options: Any,
     ) -> None:
@@ -1197,7 +1189,9 @@ def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator
     if plan.default_backend not in {None, stored.default}:
         yield "defaults.backend"
     before = StoredPolicy.of(run.record)
-    now = None if plan.policy is None else StoredPolicy(plan.policy.kind, _as_stored(plan.policy.settings()))
+    now = None
+    if plan.policy is not None:
+        now = StoredPolicy(plan.policy.kind, json.loads(json.dumps(plan.policy.settings())))
     if (kind := _given_by(now)) != _given_by(before):
         yield kind
     elif kind == "tasks":
@@ -1222,10 +1216,6 @@ def _given_by(policy: StoredPolicy | None) -> str:
     """Return the key of a plan that gives the tasks of a run with `policy`."""
     kinds = {OrchestratorPolicy.kind: "orchestrate", Workflow.kind: "workflow"}
     return "tasks" if policy is None else kinds.get(policy.kind, "tasks")
-
-
-def _as_stored(settings: Mapping[str, JsonInput]) -> dict[str, JsonValue]:
-    return cast("dict[str, JsonValue]", json.loads(json.dumps(settings)))
 
 
 def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:

@@ -751,7 +751,9 @@ class Runs:
         answers = how.answers
         while driven := self._driven.get(run_id):
             await driven.began.wait()
-            if driven.error is not None or await self._is_left(run_id):
+            # The store may release a run before this process removes it.
+            record = None if driven.error is not None else await self._store.get_run(run_id)
+            if record is None or record.owner is None:
                 # The run will make no further progress here, and `driven.error` belongs to the caller that began the
                 # run. A new start is possible only after `gone`.
                 await driven.gone.wait()
@@ -861,11 +863,6 @@ class Runs:
         if self._group is None or self._left:
             raise PlaitError(f"run {run_id} cannot be started: runs are started only inside its `async with`")
         return self._group
-
-    async def _is_left(self, run_id: str) -> bool:
-        """Return whether the store records no owner. The store may release a run before this process removes it."""
-        record = await self._store.get_run(run_id)
-        return record is None or record.owner is None
 
     async def _see_through(self, run_id: str, how: ResumeOptions, driven: _Driven) -> None:
         status: RunStatus | None = None

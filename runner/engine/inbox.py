@@ -55,7 +55,23 @@ class Inbox:
         `owner`.
         """
         with _wakes(owner, self._wake):
-            await self._handle()
+            while True:
+                await self._sleep()
+                notes = await self._new_notes()
+                try:
+                    if await asks_for_cancel(self._store, self._run_id, notes):
+                        return
+                except StoreError as error:
+                    self._log_failure(error)
+                    continue
+                self._after = notes[-1].number if notes else self._after
+                for note in filter(None, map(answer_in, notes)):
+                    self._pass_on(note)
+                if tuned := [one for one in map(tuned_in, notes) if one is not None]:
+                    self._run.tune(tuned)
+                for retry in filter(None, map(retry_in, notes)):
+                    if self._run.execution is not None:
+                        self._run.execution.retry(retry.task_id, retry.attempt)
 
     def read_again(self) -> None:
         """Read all notes again. A store that has lost notes may number new notes like lost ones; notes that were passed
@@ -76,25 +92,6 @@ class Inbox:
                 else:
                     await self._run.options.clock.sleep(LOOK_EVERY_S)
         self._woken = False
-
-    async def _handle(self) -> None:
-        while True:
-            await self._sleep()
-            notes = await self._new_notes()
-            try:
-                if await asks_for_cancel(self._store, self._run_id, notes):
-                    return
-            except StoreError as error:
-                self._log_failure(error)
-                continue
-            self._after = notes[-1].number if notes else self._after
-            for note in filter(None, map(answer_in, notes)):
-                self._pass_on(note)
-            if tuned := [one for one in map(tuned_in, notes) if one is not None]:
-                self._run.tune(tuned)
-            for retry in filter(None, map(retry_in, notes)):
-                if self._run.execution is not None:
-                    self._run.execution.retry(retry.task_id, retry.attempt)
 
     async def look_for_answer(self, task_id: str, attempt: int, deadline_at: str) -> None:
         """Pass on the unread answers to the `attempt` of the task that were sent by `deadline_at`."""

@@ -196,7 +196,8 @@ async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> Res
             run = await with_detached_turns(options, run)
         if run.state.asking:
             received = _with_budget(options, run, given_answers(run, now, how.answers))
-    evidence = _evidence(run, received)
+    ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in received.answers}
+    evidence = Evidence(ways, received.late, run.detached, owner_died(run))
     if cancelled:
         steps = steps_of_cancelled(run.tasks)
     else:
@@ -392,7 +393,9 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     for task_id in [] if budget is None else [*budget.reserved]:
         if budget is not None and state.dag.position(task_id) not in adopted:
             budget.settle(task_id, NO_USAGE, is_cut=True)
-    new_events += [_adopted(run, position, state.backend_of(position, options.default), at) for position in adopted]
+    for position in adopted:
+        record_of, backend = run.tasks[position], state.backend_of(position, options.default)
+        new_events.append(events.TaskAdopted(at, record_of.task_id, record_of.attempt, backend, record_of.session_id))
     await _load_failures(run)
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
     works = (options.on_question is not None and state.asking) or any(step.action in RUNS for step in steps)
@@ -496,12 +499,6 @@ def _require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], 
         f"run {run.record.run_id}: the stored result of task {damaged!r} does not fit its checksum, and {builds} "
         f"without the result; {remedy}"
     )
-
-
-def _evidence(run: StoredRun, received: ReceivedAnswers) -> Evidence:
-    """Return the facts beside the task records on which the steps depend."""
-    ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in received.answers}
-    return Evidence(ways, received.late, run.detached, owner_died(run))
 
 
 def owner_died(run: StoredRun) -> bool:
@@ -611,12 +608,6 @@ def _may_correct(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
     if needs_correction(record):
         return step.action is ResumeAction.CONTINUE
     return step.action is not ResumeAction.CONTINUE and not record.session_confirmed
-
-
-def _adopted(run: StoredRun, position: int, backend: str, at: str) -> events.TaskAdopted:
-    """Return the event of an adoption: an attempt of an earlier process continues."""
-    record = run.tasks[position]
-    return events.TaskAdopted(at, record.task_id, record.attempt, backend, record.session_id)
 
 
 def _waits(run: StoredRun, position: int, until: float, at: str) -> events.TaskEvent:

@@ -83,6 +83,7 @@ from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, Attemp
 from plait.task import command_text
 
 _LOOKS_A_RECORD = 25
+_WAY_OF_BUDGET = f'"way":"{Way.BUDGET.value}"'
 
 
 def _loop_of(run: RunRecord) -> LoopView | None:
@@ -243,7 +244,7 @@ async def read_waits(
             },
             owner="" if run.owner is None else run.owner.process,
             away=away,
-            asks_for_budget=next((one.task_id for one in records if _asks_for_budget(one)), None),
+            asks_for_budget=next((one.task_id for one in records if _WAY_OF_BUDGET in (one.asked or "")), None),
             folders=folders,
             tuning=tuning,
         )
@@ -322,10 +323,6 @@ def task_view(task: TaskRecord, next_try_at: str | None = None, waits: WaitReaso
         answers=_answers(task),
         spec=spec,
     )
-
-
-def _asks_for_budget(task: TaskRecord) -> bool:
-    return task.asked is not None and f'"way":"{Way.BUDGET.value}"' in task.asked
 
 
 def _asks(task: TaskRecord) -> AskedView | None:
