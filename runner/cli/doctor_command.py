@@ -428,7 +428,12 @@ async def _check_hosts(groups: Sequence[HostsInUse], place: StorePlace, as_json:
         known, there = await _visit(group)
         states.append((group, known))
         findings += there
-    away = await _away_hosts(place) if any(_may_lack(*one) for one in states) else ()
+    # Runs may wait for a host that does not answer, or that is not listed.
+    lacks = any(
+        isinstance(group.part, DaskHostsPart) or any(state.version is None for state in known)
+        for group, known in states
+    )
+    away = await _away_hosts(place) if lacks else ()
     hosts = [
         (group.name, state, _away_since(group.name, state, away))
         for group, known in states
@@ -484,11 +489,6 @@ async def _doctor(host: ReachableHost) -> list[Finding]:
             ]
         return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor exited with {answer.code} there")]
     return [Finding(f"{host.name}: doctor", Fitness.BAD, f"plait doctor did not end within {_ANSWER_S:g} s there")]
-
-
-def _may_lack(group: HostsInUse, states: Iterable[HostState]) -> bool:
-    """Return whether runs may wait for a host of the group: one that does not answer, or one that is not listed."""
-    return isinstance(group.part, DaskHostsPart) or any(state.version is None for state in states)
 
 
 async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], HostAway]]:

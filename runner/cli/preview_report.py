@@ -20,10 +20,10 @@ from plait.runner.cli.terminal_output import as_line, print_line, print_note, pr
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
 from plait.runner.recovery.resume_plan import ResumeAction
-from plait.runner.views.event_sentences import counted, named_tasks
+from plait.runner.views.event_sentences import counted, named_tasks, tokens
 from plait.runner.views.view_models import Preview
 from plait.statuses import RunStatus, TaskStatus
-from plait.usage import NO_USAGE, Usage, cost, dollars
+from plait.usage import NO_USAGE, cost, dollars
 
 _PROMPTS = 3
 """First prompts that are printed."""
@@ -85,17 +85,17 @@ def print_estimate(estimate: RunEstimate, as_json: bool) -> int:
         print_section(head, prompt[:_PROMPT_CHARACTERS] + cut)
     rows = [("TASK", "CALLS", "BACKEND", "TOKENS", "COST", "BY")]
     for task in estimate.tasks:
-        tokens, price, by = "unknown", "unknown", ""
+        used_tokens, price, by = "unknown", "unknown", ""
         if task.usage is not None:
             used = task.usage.usage
-            tokens, price = _tokens(used), cost(used)
+            used_tokens, price = tokens(used), cost(used)
             by = counted(task.earlier_calls, "earlier call") if task.earlier_calls else "assumption"
-            by = by if tokens else ""
+            by = by if used_tokens else ""
             if task.is_judge and task.earlier_calls:
-                tokens, by = "", "in the task's"
+                used_tokens, by = "", "in the task's"
         calls = f"{task.calls:,}" if task.length_is_known else "unknown"
         name = f"{as_line(task.task_id)}, judge" if task.is_judge else as_line(task.task_id)
-        rows.append((name, calls, as_line(task.backend), tokens, price, by))
+        rows.append((name, calls, as_line(task.backend), used_tokens, price, by))
     print_line("")
     print_table(rows, 0, [None] * len(rows), frozenset({1, 3, 4}))
     for line in _summarize_estimate(estimate):
@@ -106,8 +106,7 @@ def print_estimate(estimate: RunEstimate, as_json: bool) -> int:
 def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
     is_floor = estimate.grows or any(task.usage is None or not task.length_is_known for task in estimate.tasks)
     used = estimate.usage.usage
-    tokens = _tokens(used)
-    parts = (counted(estimate.calls, "call"), tokens and f"{tokens} tokens", cost(used))
+    parts = (counted(estimate.calls, "call"), tokens(used, " tokens"), cost(used))
     yield f"{'at least' if is_floor else 'about'} {', '.join(filter(None, parts))}"
     if estimate.refused is not None:
         yield f"would be refused: {estimate.refused}"
@@ -128,10 +127,6 @@ def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
         yield "unknown: the length of a list that a task answers, or the rounds of a loop, counted as one"
     if estimate.grows:
         yield "not counted: tasks that are added during the run"
-
-
-def _tokens(usage: Usage) -> str:
-    return f"{usage.input_tokens:,}+{usage.output_tokens:,}" if usage.input_tokens or usage.output_tokens else ""
 
 
 def _summarize_reuse(preview: ReusePreview) -> str:

@@ -37,15 +37,14 @@ from plait.runner.client.run_backends import (
     TrustedBackends,
     plan_changes,
     repaired_prompts,
+    result_task,
 )
 from plait.runner.client.runs import Runs
 from plait.runner.domain.dag import group_of
 from plait.runner.engine.run_options import open_store
 from plait.runner.plan import PlanError
-from plait.runner.policies.goal_messages import ANSWER_ID
-from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
-from plait.runner.state.stored_run import StoredPolicy, StoredRun, ended_result, needs_no_work
+from plait.runner.state.stored_run import StoredRun, ended_result, needs_no_work
 from plait.runner.views.event_sentences import named_tasks
 from plait.statuses import RunStatus
 
@@ -117,14 +116,8 @@ async def _resume(
     async with runs.open(run, ResumeOptions(retry_failed, prompts=prompts)) as (continued, chosen):
         if backends is not None:
             _print_plan_changes(run, backends, prompts)
-        output = replace(options, concurrency=chosen.concurrency, result_of=_result_of(run))
+        output = replace(options, concurrency=chosen.concurrency, result_of=result_task(run.record))
         return await run_report.follow_run(continued, run.state, output, run.store)
-
-
-def _result_of(run: StoredRun) -> str | None:
-    """Return the task whose result is printed: the answer, of a run that plans towards a goal."""
-    led_by = StoredPolicy.of(run.record)
-    return ANSWER_ID if led_by is not None and led_by.kind == OrchestratorPolicy.kind else None
 
 
 def _print_ended(run: StoredRun, options: OutputOptions) -> int:
@@ -133,7 +126,7 @@ def _print_ended(run: StoredRun, options: OutputOptions) -> int:
     if options.as_json:
         run_report.print_result_json(result, Progress(run.state, time.monotonic), options.store)
     elif options.quiet:
-        run_report.print_result(run.state.dag, result, _result_of(run))
+        run_report.print_result(run.state.dag, result, result_task(run.record))
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
         print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")

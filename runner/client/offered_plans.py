@@ -21,16 +21,20 @@ from plait.backends.specs.backend_specs import BackendSpec, CommandSpec
 from plait.errors import InvalidRequest, PlaitError, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store
-from plait.runner.client.run_backends import BackendOptions, backend_set_of_plan, queue_run, read_plan_data
+from plait.runner.client.run_backends import (
+    BackendOptions,
+    backend_set_of_plan,
+    queue_run,
+    read_plan_data,
+    result_task,
+)
 from plait.runner.client.runs import Runs
 from plait.runner.plan import Plan, PlanError, PlanProblem, parse_plan
 from plait.runner.plan.plan_file import NAME_IT
 from plait.runner.plan.plan_inputs import no_input
 from plait.runner.plan.plan_models import input_kind
 from plait.runner.plan.plan_positions import MAX_BYTES
-from plait.runner.policies.goal_messages import ANSWER_ID
-from plait.runner.policies.goal_policy import OrchestratorPolicy
-from plait.runner.state.stored_run import StoredPolicy, read_settings, stored_record
+from plait.runner.state.stored_run import read_settings, stored_record
 from plait.task import COMMAND_BACKEND, command_not_allowed, commands_of, is_allowed, tasks_within
 
 _NO_SPECS: Mapping[str, BackendSpec] = {}
@@ -178,9 +182,7 @@ class LocalPlans:
 
     async def result_task(self, run_id: str) -> str | None:
         """Return the id of the task whose result is the result of the run, for a goal; None for another run."""
-        _, record = await stored_record(self._store, run_id)
-        led_by = StoredPolicy.of(record)
-        return ANSWER_ID if led_by is not None and led_by.kind == OrchestratorPolicy.kind else None
+        return result_task((await stored_record(self._store, run_id))[1])
 
     async def start(self, run_id: str) -> None:
         """Execute the run. Raises PlaitError unless the run was made from one of the plans, and as

@@ -82,6 +82,7 @@ from plait.runner.plan.plan_models import NotifyPart, PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.policies import policy_of
 from plait.runner.policies.follow_ups import FOLLOWS
+from plait.runner.policies.goal_messages import ANSWER_ID
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.scheduling.own_limits import RateLimits
@@ -598,6 +599,14 @@ def stored_concurrency(record: RunRecord) -> Concurrency | None:
     if stored == "auto":
         return "auto"
     return stored if stored is None or (isinstance(stored, int) and stored > 0) else DEFAULT_CONCURRENCY
+
+
+def result_task(run: RunRecord) -> str | None:
+    """Return the task whose result is that of the run: the answer, of a run that plans towards a goal; None for the
+    final tasks.
+    """
+    led_by = StoredPolicy.of(run)
+    return ANSWER_ID if led_by is not None and led_by.kind == OrchestratorPolicy.kind else None
 
 
 @value
