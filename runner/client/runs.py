@@ -65,8 +65,7 @@ from plait.runner.engine.lease import (
     shown_status,
     wait_for_expiry,
 )
-from plait.runner.engine.live_run import Feed, Run
-from plait.runner.engine.live_text import LiveText, TextPiece
+from plait.runner.engine.live_run import Feed, LiveText, Run, TextPiece
 from plait.runner.engine.run_options import RunOptions, unbounded
 from plait.runner.recovery.resume import (
     OnUnreached,

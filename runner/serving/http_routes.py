@@ -27,7 +27,7 @@ from plait.runner.client.answer_task import How
 from plait.runner.client.create_run import MOST_KEY_CHARACTERS
 from plait.runner.client.offered_plans import posted_plan
 from plait.runner.client.runs import Runs
-from plait.runner.engine.live_text import TextPiece
+from plait.runner.engine.live_run import TextPiece
 from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
 from plait.runner.state.stored_run import POSTED

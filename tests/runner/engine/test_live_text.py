@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 
 from plait import events
-from plait.runner.engine.live_text import LiveText, TextPiece
+from plait.runner.engine.live_run import LiveText, TextPiece
 
 AT = "2026-01-01T00:00:00.000Z"
 
