@@ -481,23 +481,18 @@ class PlacedAttempt(NamedTuple):
 
 async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
     """Return the places by task id and number of the attempt. Raises StoreError."""
-    places: dict[tuple[str, int], PlacedAttempt] = {}
-    async for event in stored_events(store, run_id, TaskPlaced):
-        if event.attempt is not None:
-            places[event.task_id, event.attempt] = PlacedAttempt(event.place, event.interrupted)
-    return places
+    placed = stored_events(store, run_id, TaskPlaced)
+    return {(one.task_id, one.attempt): PlacedAttempt(one.place, one.interrupted) async for one in placed}
 
 
 async def moved_attempts(store: Store, run: RunRecord, task_id: str) -> dict[int, str]:
     """Return the backend of the task by the numbers of the attempts that called a spare in its place. Raises
     StoreError.
     """
-    moved: dict[int, str] = {}
-    if "spares" in read_settings(run).get("slots", {}):
-        async for event in stored_events(store, run.run_id, TaskStarted):
-            if event.moved_from is not None and event.task_id == task_id and event.attempt is not None:
-                moved[event.attempt] = event.moved_from
-    return moved
+    if "spares" not in read_settings(run).get("slots", {}):
+        return {}
+    starts = stored_events(store, run.run_id, TaskStarted)
+    return {one.attempt: one.moved_from async for one in starts if one.moved_from and one.task_id == task_id}
 
 
 async def unfinished_on_hosts(store: Store, run_id: str) -> Mapping[str, Sequence[str]]:
