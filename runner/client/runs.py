@@ -821,8 +821,8 @@ class Runs:
         told: Callable[[str, PlaitError | None], None],
         fits: Callable[[str], Awaitable[bool]] | None,
     ) -> bool:
-        """Start a stored run, if it `fits`, and call `told` with the outcome. Return whether no error keeps the run from
-        going on; that another process was faster is none.
+        """Start a stored run, if it `fits`, and call `told` with the outcome. Return whether no error keeps the run
+        from going on; that another process was faster is none.
         """
         try:
             if fits is None or await fits(run_id):
