@@ -1,8 +1,8 @@
 // The page: sign-in, the head with its places, and the place that the address names.
 
+import { QuestionsPage } from "./dialogs.js";
 import { button, h, replace } from "./dom.js";
 import { get, poll, post } from "./page_api.js";
-import { QuestionsPage } from "./question_list.js";
 import { RunsPage } from "./run_list.js";
 import { RunPage } from "./run_view.js";
 

@@ -4,11 +4,10 @@ import { cancelRun, pauseRun, resumeRun, tuneRun } from "./dialogs.js";
 import { addressOf, button, chips, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
 import { GraphView } from "./graph_view.js";
 import { Live } from "./page_api.js";
-import { ResultTable } from "./result_table.js";
 import { owner, progress } from "./run_list.js";
 import { Selection, STATUSES } from "./selection.js";
+import { ResultTable, Timeline } from "./task_lists.js";
 import { TaskPanel } from "./task_panel.js";
-import { Timeline } from "./timeline.js";
 
 const VIEWS = ["table", "timeline", "graph"];
 const DONE = ["completed", "failed", "cancelled"];

@@ -1,8 +1,7 @@
 // One task in full: why it waits, its question, error, result, conversation, attempts, prompt and usage.
 
-import { continueTask } from "./dialogs.js";
+import { afterAnswer, continueTask, questionForm } from "./dialogs.js";
 import { addressOf, button, clock, cost, count, h, inOut, json, linked, replace, seconds, status, table, tokens } from "./dom.js";
-import { afterAnswer, questionForm } from "./question_list.js";
 
 const MOST_ACTIVITY = 1000;
 
