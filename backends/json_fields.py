@@ -128,19 +128,6 @@ def usage_beside_cache(counts: JsonValue) -> Usage:
     )
 
 
-class UsageTally:
-    """Usage of a turn, summed over its requests. An agent reports each request repeatedly, with growing counts."""
-
-    def __init__(self) -> None:
-        self.total = NO_USAGE
-        self._requests: dict[str, Usage] = {}
-
-    def note(self, request: str, used: Usage) -> None:
-        """Record that `request` has used at least the tokens of `used`."""
-        self._requests[request] = at_least(self._requests.get(request, NO_USAGE), used)
-        self.total = sum(self._requests.values(), NO_USAGE)
-
-
 def at_least(before: Usage, used: Usage) -> Usage:
     """Return the larger of each number of two reports on one request. The model is that of `before`."""
     if before is NO_USAGE and used.model is None:

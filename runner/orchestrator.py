@@ -22,8 +22,18 @@ from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
 from plait.runner.engine.live_run import EventReader, Run
 from plait.runner.engine.run_options import OwnStore, StoreOrPlace
 from plait.runner.parallel_runner import ParallelRunner
-from plait.runner.policies.goal_messages import ANSWER_ID, EXECUTOR, Team
-from plait.runner.policies.goal_policy import EXECUTED, Loop, LoopLimits, OrchestratorPolicy, Phase, Stop, is_work
+from plait.runner.policies.goal_policy import (
+    ANSWER_ID,
+    EXECUTED,
+    EXECUTOR,
+    Loop,
+    LoopLimits,
+    OrchestratorPolicy,
+    Phase,
+    Stop,
+    Team,
+    is_work,
+)
 from plait.runner.recovery.resume import ResumeOptions
 from plait.runner.state.stored_run import StoredPolicy, read_policy_state
 from plait.statuses import RunStatus, TaskStatus

@@ -20,12 +20,13 @@ from typing import ClassVar
 import anyio
 
 from plait.backends.agents._acp_relay import END
-from plait.backends.agents.acp_machine import AcpMachine, TurnGoals
-from plait.backends.agents.acp_messages import (
+from plait.backends.agents.acp_machine import (
+    AcpMachine,
     Grant,
     Message,
     PermissionPolicy,
     PermissionRequest,
+    TurnGoals,
     answer,
     answer_prompt,
     name_of,

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 from plait.backends.agents.agent_catalog import backend_class
-from plait.backends.agents.agent_errors import safe_line
-from plait.backends.agents.agent_output import OutputLine, Reader, read_line
+from plait.backends.agents.agent_output import OutputLine, Reader, read_line, safe_line
 from plait.backends.backend_protocol import ConversationRequest, Output
 from plait.backends.json_fields import at
 from plait.backends.process.child_manifest import read_manifest

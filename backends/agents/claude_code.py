@@ -17,24 +17,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from plait.backends.agents.agent_errors import (
+from plait.backends.agents.agent_output import (
     THROTTLED,
     WORDS,
+    Call,
+    ProcessEnd,
     SchemaRefused,
+    TurnAnswer,
     classify,
     failure,
     no_outcome,
     safe_line,
 )
-from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer
 from plait.backends.agents.agent_sessions import marked
 from plait.backends.agents.agent_transcript import reread
 from plait.backends.agents.cli_agent import AgentBackend, AgentConversation
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.error_kinds import error_text, seconds_left
 from plait.backends.json_fields import (
-    UsageTally,
     at,
+    at_least,
     count,
     counted,
     describe_tool_call,
@@ -420,7 +422,9 @@ class ClaudeReader:
         self._begins = not call.resume and call.forks is None
         self._now = now
         self._version: tuple[int, ...] = ()
-        self._tally = UsageTally()
+        self._requests: dict[str, Usage] = {}
+        self._counted = NO_USAGE
+        """The sum of the usage of `_requests`."""
         self._model: str | None = None
         self._request: dict[str, str] = {}
         self._streamed: set[str] = set()
@@ -445,7 +449,7 @@ class ClaudeReader:
         """Usage from the results or, before the first result, from the requests so far. Tokens read from or written to
         the prompt cache count as input.
         """
-        return replace(self._tally.total if self._billed is None else self._billed, model=self._model)
+        return replace(self._counted if self._billed is None else self._billed, model=self._model)
 
     @property
     def last_text(self) -> str:
@@ -517,11 +521,11 @@ class ClaudeReader:
         match text(event, "event", "type"):
             case "message_start":
                 self._request[agent] = text(event, "event", "message", "id")
-                self._tally.note(self._request[agent], usage_beside_cache(at(event, "event", "message", "usage")))
+                self._count(self._request[agent], usage_beside_cache(at(event, "event", "message", "usage")))
                 if not agent:
                     self._begin(self._request[agent], text(event, "event", "message", "model"))
             case "message_delta":
-                self._tally.note(self._request.get(agent, ""), usage_beside_cache(at(event, "event", "usage")))
+                self._count(self._request.get(agent, ""), usage_beside_cache(at(event, "event", "usage")))
             case "content_block_delta" if not agent and (piece := text(event, "event", "delta", "text")):
                 self._streamed.add(self._request.get(agent, ""))
                 return [self._text(self._request.get(agent, ""), piece)]
@@ -536,7 +540,7 @@ class ClaudeReader:
             self._error = text(event, "error")
             self._until = self._end_of_limit(at(event, "api_error_params", "rate_limit_info")) or self._until
             return []
-        self._tally.note(request, usage_beside_cache(at(event, "message", "usage")))
+        self._count(request, usage_beside_cache(at(event, "message", "usage")))
         if is_main:
             self._begin(request, text(event, "message", "model"))
         outputs: list[Output] = []
@@ -550,6 +554,11 @@ class ClaudeReader:
         if is_main:
             self._note_whole(event)
         return outputs
+
+    def _count(self, request: str, used: Usage) -> None:
+        """Record that `request`, which is reported repeatedly, has used at least the tokens of `used`."""
+        self._requests[request] = at_least(self._requests.get(request, NO_USAGE), used)
+        self._counted = sum(self._requests.values(), NO_USAGE)
 
     def _begin(self, request: str, model: str) -> None:
         """Record that the message of `request` is the last one, and its model. Claude Code writes messages of its own,

@@ -28,8 +28,17 @@ from uuid import uuid4
 import anyio
 
 from plait.backends.agents.agent_catalog import UNKNOWN, CatalogEntry, agent
-from plait.backends.agents.agent_errors import SchemaRefused, classify, hide, safe_line
-from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, read_line
+from plait.backends.agents.agent_output import (
+    Call,
+    ProcessEnd,
+    Reader,
+    SchemaRefused,
+    TurnAnswer,
+    classify,
+    hide,
+    read_line,
+    safe_line,
+)
 from plait.backends.agents.agent_sessions import SessionInUse, Sessions, digest, first_before, holds, unmarked
 from plait.backends.agents.agent_transcript import (
     UnreportedCall,

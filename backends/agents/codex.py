@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
 
-from plait.backends.agents.agent_errors import failure, kind_of_failure, no_outcome
-from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer
+from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer, failure, kind_of_failure, no_outcome
 from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text, seconds_left

@@ -33,8 +33,7 @@ from plait.backends.backend_protocol import (
     answer_key,
 )
 from plait.backends.function_backend import FunctionBackend, as_backend
-from plait.backends.hosts.host_connection import AttemptChannel, ReachableHost
-from plait.backends.hosts.host_frames import Frame, read_error
+from plait.backends.hosts.host_connection import AttemptChannel, Frame, ReachableHost, read_error
 from plait.backends.hosts.host_session import HostSession
 from plait.backends.prices import billing_of
 from plait.backends.running_turn import TURN, QuestionAsked, when_cancelled
@@ -286,8 +285,8 @@ class HostConversation:
                         self._request.on_allowance(Allowance(**frame["limits"]))
 
 
-# The description of a backend of Python, as JSON, from which a host makes the backend. `specs/host_specs.py` has those
-# of plan files.
+# The description of a backend of Python, as JSON, from which a host makes the backend. `specs/backend_specs.py` has
+# those of plan files.
 
 
 _IN_A_MODULE = (

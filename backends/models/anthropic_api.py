@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from plait.backends.backend_protocol import Attachment, ConversationRequest, Output
 from plait.backends.json_fields import at, is_impossible, tables, text, usage_beside_cache
-from plait.backends.models.endpoint import Endpoint
+from plait.backends.models.http_client import Endpoint
 from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, is_error
 from plait.backends.output_schema import in_words
 from plait.backends.prices import Billing

@@ -26,7 +26,7 @@ from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Placeable
 from plait.backends.extras import install_command, pip_install
-from plait.backends.models.endpoint import Endpoint
+from plait.backends.models.http_client import Endpoint
 from plait.backends.models.model_api import ModelBackend
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import FREE, Billing

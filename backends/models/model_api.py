@@ -19,8 +19,17 @@ from urllib.parse import urlsplit
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Placeable, Reply
 from plait.backends.json_fields import at, at_least, parse
-from plait.backends.models.endpoint import Endpoint, environment_headers, find_server, is_environments
-from plait.backends.models.http_client import Client, NotConnected, Response, ServerEvent, reported_allowance
+from plait.backends.models.http_client import (
+    Client,
+    Endpoint,
+    NotConnected,
+    Response,
+    ServerEvent,
+    environment_headers,
+    find_server,
+    is_environments,
+    reported_allowance,
+)
 from plait.backends.models.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.threads import read_answer

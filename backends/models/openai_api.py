@@ -14,8 +14,7 @@ from urllib.parse import quote, urlencode
 
 from plait.backends.backend_protocol import Attachment, ConversationRequest, Output
 from plait.backends.json_fields import at, count, counted, is_impossible, number, tables
-from plait.backends.models.endpoint import Endpoint
-from plait.backends.models.http_client import Client
+from plait.backends.models.http_client import Client, Endpoint
 from plait.backends.models.model_api import BodyOf, PartialAnswer, RemoteBackend, is_error, json_or_text
 from plait.backends.output_schema import in_words
 from plait.backends.prices import Billing

@@ -48,8 +48,7 @@ from plait.runner.client.run_backends import (
 from plait.runner.client.runs import Runs
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
-from plait.runner.policies.goal_messages import ANSWER_ID, Team
-from plait.runner.policies.goal_policy import OrchestratorPolicy
+from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy, Team
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import counted
 from plait.safe_text import is_utf8

@@ -39,7 +39,7 @@ from plait.runner.client.run_backends import (
 from plait.runner.client.runs import Runs
 from plait.runner.client.unsent_notices import UnsentNotices
 from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, open_store
-from plait.runner.serving.server_token import listen, server_access, url_of
+from plait.runner.serving.http_guard import listen, server_access, url_of
 from plait.runner.state.stored_run import POSTED
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from plait.runner.cli.terminal_output import print_line, print_note
 from plait.runner.cli.worker_command import print_woken
 from plait.runner.client.run_backends import TrustedBackends
 from plait.runner.engine.run_options import AnyStore, StorePlace, open_store
-from plait.runner.serving.server_token import (
+from plait.runner.serving.http_guard import (
     listen,
     page_address,
     page_of_running_server,

@@ -36,7 +36,7 @@ from plait.backends.command_backend import CommandBackend
 from plait.backends.hosts.dask_hosts import DaskHosts
 from plait.backends.hosts.ssh_hosts import SSHHosts
 from plait.backends.models.anthropic_api import AnthropicBackend
-from plait.backends.models.endpoint import is_environments
+from plait.backends.models.http_client import is_environments
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import Price
 from plait.backends.specs.backend_specs import (
@@ -46,6 +46,7 @@ from plait.backends.specs.backend_specs import (
     BackendSpec,
     CommandSpec,
     FunctionSpec,
+    HostsPart,
     LocalSpec,
     OpenAISpec,
     PersonSpec,
@@ -56,8 +57,8 @@ from plait.backends.specs.backend_specs import (
     default_spec,
     make_unchecked,
     only_backend,
+    placed,
 )
-from plait.backends.specs.host_specs import HostsPart, placed
 from plait.errors import BackendUnavailable, InvalidRequest, KeyConflict, PlanError, nearest
 from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
@@ -82,8 +83,7 @@ from plait.runner.plan.plan_models import NotifyPart, PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.policies import policy_of
 from plait.runner.policies.follow_ups import FOLLOWS
-from plait.runner.policies.goal_messages import ANSWER_ID
-from plait.runner.policies.goal_policy import OrchestratorPolicy
+from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.scheduling.own_limits import RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency, default_concurrency
@@ -953,7 +953,7 @@ def _needs_plan_file(spec: BackendSpec) -> bool:
 
 def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
     """Return whether a stored spec would send a key of this environment to a server of another origin."""
-    # Headers from the environment go to the server of the environment only: see backends/models/endpoint.py.
+    # Headers from the environment go to the server of the environment only: see backends/models/http_client.py.
     backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
     as_usual = all(is_environments(url, backend.url_env, backend.default_url) for url in spec.base_urls)
     return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))

@@ -27,8 +27,7 @@ import anyio
 import anyio.to_thread
 
 from plait import events
-from plait.backends.models.endpoint import Endpoint
-from plait.backends.models.http_client import Client
+from plait.backends.models.http_client import Client, Endpoint
 from plait.backends.process.child_process import Launch, child_environment, running
 from plait.backends.process.watchdog import scratch
 from plait.clock_and_ids import Clock, iso, parse_time

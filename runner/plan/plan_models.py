@@ -31,8 +31,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from plait.backends.prices import Price
-from plait.backends.specs.backend_specs import BackendSpec, FunctionSpec
-from plait.backends.specs.host_specs import HostsPart
+from plait.backends.specs.backend_specs import BackendSpec, FunctionSpec, HostsPart
 from plait.errors import ErrorKind, nearest
 from plait.runner.domain.notify_target import NOTICE_WORDS, NoticeWord, NotifyTarget
 from plait.runner.domain.run_tuning import MOST_SLOTS

@@ -395,6 +395,13 @@ def function_of(part: TaskPart | StepPart, plan: PlanPart) -> str | None:
     return name if name is not None and isinstance(plan.backends.get(name), FunctionSpec) else None
 
 
+_AS_WRITTEN = (
+    *("prompt", "backend", "model", "system", "temperature", "max_cost", "weight", "when", "at_most_once", "codes"),
+    *("cwd", "env", "shared", "join", "race", "repeat"),
+)
+"""The settings that are the same in a plan file and in a run."""
+
+
 def make_task(
     part: TaskPart,
     member: Member,
@@ -408,40 +415,26 @@ def make_task(
     `asks_for` is the schema of the answer for a task without a schema.
     """
     timeout = defaults.timeout if part.timeout is None else part.timeout
+    as_written: dict[str, Any] = {name: getattr(part, name) for name in _AS_WRITTEN}
     return Task(
+        **as_written,
         id=member.id,
-        prompt=part.prompt,
         depends_on=member.depends_on,
-        backend=part.backend,
         continues=member.continues,
         failure_mode=FailureMode(part.failure_mode or defaults.failure_mode),
         retry=retry_of(part, defaults),
         timeout=timeout,
-        max_cost=part.max_cost,
         output_schema=part.output_schema or asks_for,
-        weight=part.weight,
-        when=part.when,
         cache=defaults.cache if part.cache is None else part.cache,
-        model=part.model,
-        system=part.system,
-        temperature=part.temperature,
         item=member.item,
         aliases=member.aliases,
         metadata=part.metadata if part.role is None else {**part.metadata, "role": part.role},
-        at_most_once=part.at_most_once,
         for_each=member.for_each,
         adds_tasks=part.output == "tasks",
         files=tuple(files),
         run=tuple(part.run),
-        codes=part.codes,
-        cwd=part.cwd,
-        env=part.env,
-        shared=part.shared,
         call=call_of(part),
         check=None if part.check is None else part.check.check(),
-        join=part.join,
-        race=part.race,
-        repeat=part.repeat,
         vote=None if part.vote is None else part.vote.vote(),
     )
 

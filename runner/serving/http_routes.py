@@ -1,4 +1,5 @@
-"""The routes, each a method of `Runs` over HTTP: what requests hold, the strict reading of bodies, the event streams.
+"""The routes, each a method of `Runs` over HTTP: what requests hold, the strict reading of bodies, the event streams,
+the one shape of all errors.
 
 What an answer holds beside the views is here, too; all is published in /openapi.json.
 """
@@ -10,15 +11,20 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import field
+from http import HTTPStatus
 from typing import Annotated, Any, TypeAlias
 
 import anyio
 import anyio.to_thread
 from anyio.abc import ObjectReceiveStream
-from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
 from plait.backends.specs.backend_specs import BackendSpec
 from plait.errors import PlaitError, RunNotFound, RunNotResumable, RunOwned, StoreError
@@ -29,7 +35,7 @@ from plait.runner.client.offered_plans import posted_plan
 from plait.runner.client.runs import Runs
 from plait.runner.engine.live_run import TextPiece
 from plait.runner.engine.run_options import DEFAULT_BACKEND
-from plait.runner.serving.http_errors import DOCUMENTED, DOCUMENTED_BESIDE_OTHERS, NothingLeft
+from plait.runner.serving.http_guard import problem
 from plait.runner.state.stored_run import POSTED
 from plait.runner.views.view_models import (
     EventView,
@@ -43,6 +49,111 @@ from plait.runner.views.view_models import (
     json_text,
 )
 from plait.statuses import RUN_DONE, TO_START, RunStatus
+
+_HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
+_INVALID = 422, "invalid_request"
+
+
+class ErrorFacts(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    kind: str
+    """One word for programs, such as run_not_found."""
+    message: str
+    """The cause and the remedy, for people."""
+
+
+class ErrorBody(BaseModel):
+    """The shape of every error."""
+
+    error: ErrorFacts
+
+
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorBody, "description": what}
+    for code, what in {
+        401: "The token is missing or wrong.",
+        403: "Another host than this server's.",
+        404: "There is no such run, task or path.",
+        408: "The request was incomplete.",
+        409: "The request conflicts with the state of the run.",
+        413: "The request is too large.",
+        415: "The body is not application/json.",
+        422: "The request, or the plan in it, has mistakes.",
+        502: "The backend failed.",
+        503: "The store does not answer.",
+    }.items()
+}
+
+DOCUMENTED_BESIDE_OTHERS: dict[int | str, dict[str, Any]] = {
+    code: {
+        "description": answer["description"],
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
+    }
+    for code, answer in DOCUMENTED.items()
+}
+"""The same for a route whose responses have another media type."""
+
+
+class NothingLeft(Exception):  # noqa: N818 - a normal response
+    """No event can follow in an ended run: status 204 keeps an `EventSource` from reconnecting."""
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Make `app` answer every error in the one shape."""
+    app.add_exception_handler(HTTPException, _handle_http)
+    app.add_exception_handler(RequestValidationError, _handle_validation)
+    app.add_exception_handler(NothingLeft, _handle_nothing_left)
+    app.add_exception_handler(Exception, _handle_bug)
+    app.add_exception_handler(PlaitError, _handle_error)
+
+
+async def _handle_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, PlaitError)
+    return JSONResponse(problem(error.word, str(error)), error.http_status)
+
+
+async def _handle_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
+    if code == 400:  # an unreadable body, treated like an invalid one
+        code, kind = _INVALID
+    if (
+        code in _HTTP_KINDS and said == HTTPStatus(code).phrase
+    ):  # the framework gives no more than the phrase of the code
+        said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
+    headers = error.headers
+    if code == 405 and (
+        methods := _allowed_methods(request)
+    ):  # the framework names the methods of one route; two routes may share a path
+        headers = {"allow": ", ".join(methods)}
+    return JSONResponse(problem(kind, said), code, headers=headers)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Return the methods that the path of the request allows."""
+    published: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    return sorted(
+        method.upper()
+        for path, methods in published.items()
+        if compile_path(path)[0].match(request.url.path)
+        for method in methods
+    )
+
+
+async def _handle_validation(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5]]
+    code, kind = _INVALID
+    return JSONResponse(problem(kind, "; ".join(said)), code)
+
+
+async def _handle_bug(_request: Request, _error: Exception) -> JSONResponse:
+    return JSONResponse(problem("internal", "internal error; see the log of the server"), 500)
+
+
+async def _handle_nothing_left(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=204)
 
 
 class StrictJsonRoute(APIRoute):
@@ -343,7 +454,7 @@ _Answers: TypeAlias = dict[int | str, dict[str, Any]]
 
 @value
 class ServedRuns:
-    """The runs that are served, on `backends`."""
+    """The runs that are served, on `backends`, with a method for each route."""
 
     runs: Runs
     backends: Collection[str]
@@ -360,19 +471,11 @@ class ServedRuns:
     stopping: anyio.Event = field(default_factory=anyio.Event)
     """Set when the server stops."""
 
-
-class Api:
-    """The routes, one method each."""
-
-    def __init__(self, served: ServedRuns) -> None:
-        self._served = served
-        self._runs = served.runs
-
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
         router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=StrictJsonRoute)
         again: _Answers = {200: {"model": RunStatusBody, "description": "A run with this key exists already."}}
-        if self._served.creates:
+        if self.creates:
             router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
         router.add_api_route("", self.list_all, methods=["GET"])
         router.add_api_route("/wake", self.wake, methods=["POST"])
@@ -418,13 +521,12 @@ class Api:
 
     async def create(self, new: NewRun, response: Response) -> RunStatusBody:
         """Create a run, and start it unless the server queues runs for workers."""
-        served = self._served
-        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, served.backends, served.specs)
-        plan = plan.fitted_to(served.specs, served.default)
-        run_id, is_new = await self._runs.find_or_create(
+        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, self.backends, self.specs)
+        plan = plan.fitted_to(self.specs, self.default)
+        run_id, is_new = await self.runs.find_or_create(
             plan.dag,
             key=new.key,
-            settings=served.settings,
+            settings=self.settings,
             policy=plan.policy,
             budget=plan.budget,
             priority=plan.priority,
@@ -432,16 +534,16 @@ class Api:
         if not is_new:
             response.status_code = 200
         status = await self._status(run_id)
-        if served.starts and status in TO_START:
+        if self.starts and status in TO_START:
             with suppress(RunOwned, RunNotResumable):  # another process has started the run
-                await self._runs.start(run_id)
+                await self.runs.start(run_id)
             status = await self._status(run_id)
         response.headers["location"] = f"/api/runs/{run_id}"
         return RunStatusBody(run_id=run_id, status=status)
 
     async def list_all(self, page: Annotated[ListQuery, Query()]) -> RunList:
         """List the newest runs that fit."""
-        found = await self._runs.list(
+        found = await self.runs.list(
             page.limit, offset=page.offset, statuses=page.status, name=page.name, search=page.search
         )
         return RunList(runs=list(found))
@@ -451,9 +553,9 @@ class Api:
         that takes posted plans, only posted runs. If it queues runs, its workers continue them.
         """
         woken: dict[str, PlaitError | None] = {}
-        if self._served.starts:
-            posted = bool(self._served.settings.get(POSTED))
-            await self._runs.wake(woken.__setitem__, fits=self._runs.is_posted if posted else None)
+        if self.starts:
+            posted = bool(self.settings.get(POSTED))
+            await self.runs.wake(woken.__setitem__, fits=self.runs.is_posted if posted else None)
         return WakeResult(
             woken=[run_id for run_id, error in woken.items() if error is None],
             errors={run_id: str(error) for run_id, error in woken.items() if error is not None},
@@ -461,19 +563,19 @@ class Api:
 
     async def list_questions(self) -> QuestionList:
         """List the tasks of all runs that wait for a person."""
-        return QuestionList(questions=list(await self._runs.questions()))
+        return QuestionList(questions=list(await self.runs.questions()))
 
     async def get(self, run_id: str) -> Response:
         """Return a run with its tasks and their results."""
-        return await _answer(await self._runs.get(run_id))
+        return await _answer(await self.runs.get(run_id))
 
     async def resume(self, run_id: str, how: ResumeBody | None = None) -> RunStatusBody:
         """Continue a run that was interrupted, waits or failed. A run in progress on this server is not changed. If the
         server queues runs for workers, only the answers are stored, because the workers continue the run.
         """
         how = how or ResumeBody()
-        if self._served.starts:
-            await self._runs.start(run_id, how.answers, retry_failed=how.retry_failed)
+        if self.starts:
+            await self.runs.start(run_id, how.answers, retry_failed=how.retry_failed)
         else:
             await self._store_answers(run_id, how)
         return RunStatusBody(run_id=run_id, status=await self._status(run_id))
@@ -485,48 +587,48 @@ class Api:
                 f"run `plait resume {run_id} --retry-failed`"
             )
         for task_id, answer in how.answers.items():
-            await self._runs.answer(run_id, task_id, answer)
+            await self.runs.answer(run_id, task_id, answer)
 
     async def preview(self, run_id: str, how: Annotated[PreviewQuery, Query()]) -> Response:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""
-        return await _answer(await self._runs.preview(run_id, retry_failed=how.retry_failed))
+        return await _answer(await self.runs.preview(run_id, retry_failed=how.retry_failed))
 
     async def get_task(self, run_id: str, task_id: str) -> Response:
         """Return a task with its conversation and its attempts."""
-        return await _answer(await self._runs.task(run_id, task_id))
+        return await _answer(await self.runs.task(run_id, task_id))
 
     async def retry(self, run_id: str, task_id: str) -> RunStatusBody:
         """Run a failed task again while its run goes on, or at once one that waits for its next attempt."""
-        await self._runs.retry(run_id, task_id)
+        await self.runs.retry(run_id, task_id)
         return RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
     async def settle(self, run_id: str, task_id: str, how: SettleBody) -> RunStatusBody:
         """Settle a task that waits for a person, as `plait answer --done`, `--again` and `--fail` do."""
-        await self._runs.settle(run_id, task_id, how.how, how.text)
+        await self.runs.settle(run_id, task_id, how.how, how.text)
         return RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
     async def continue_task(self, run_id: str, task_id: str, said: ContinueBody) -> Response:
         """Send one more message in the conversation of a task after the run, and return the answer."""
-        reply = await self._runs.continue_task(run_id, task_id, said.message)
+        reply = await self.runs.continue_task(run_id, task_id, said.message)
         return await _answer(ReplyView.of(run_id, task_id, reply))
 
     async def pause(self, run_id: str, how: PauseBody) -> TuneResult:
         """Start no further task of a run, or on one of its backends, or let it go on. Calls under way end normally."""
-        is_live = await self._runs.pause(run_id, backend=how.backend, off=how.off)
+        is_live = await self.runs.pause(run_id, backend=how.backend, off=how.off)
         return TuneResult(run_id=run_id, status=await self._status(run_id), is_live=is_live)
 
     async def tune(self, run_id: str, how: TuneBody) -> TuneResult:
         """Change how many tasks of a run are under way at once. Calls under way end normally."""
-        is_live = await self._runs.tune(run_id, concurrency=how.concurrency, limits=how.limits)
+        is_live = await self.runs.tune(run_id, concurrency=how.concurrency, limits=how.limits)
         return TuneResult(run_id=run_id, status=await self._status(run_id), is_live=is_live)
 
     async def cancel(self, run_id: str) -> RunStatusBody:
         """Cancel a run for good, wherever it runs. A run that has ended is not changed."""
-        return RunStatusBody(run_id=run_id, status=await self._runs.cancel(run_id))
+        return RunStatusBody(run_id=run_id, status=await self.runs.cancel(run_id))
 
     async def answer(self, run_id: str, task_id: str, given: AnswerBody) -> AnswerResult:
         """Answer the question of a task. The first answer counts. A run without an owner continues when resumed."""
-        taken = await self._runs.answer(run_id, task_id, given.value, attempt=given.attempt)
+        taken = await self.runs.answer(run_id, task_id, given.value, attempt=given.attempt)
         return AnswerResult(run_id=run_id, status=await self._status(run_id), taken=taken)
 
     async def open_events(
@@ -545,16 +647,16 @@ class Api:
         """Open the stream of the events of a run. Raises RunNotFound; NothingLeft if no event can follow."""
         after = max(start.after, last_event_id)
         if await self._status(run_id) in RUN_DONE:
-            async with aclosing(self._runs.events(run_id, after)) as left:
+            async with aclosing(self.runs.events(run_id, after)) as left:
                 if await anext(left, None) is None:
                     raise NothingLeft
-        events = _sent_events(self._runs.events(run_id, after))
-        texts = _sent_texts(self._runs.texts(run_id)) if start.text else None
-        async with open_stream(self._served.stopping, events, texts) as stream:
+        events = _sent_events(self.runs.events(run_id, after))
+        texts = _sent_texts(self.runs.texts(run_id)) if start.text else None
+        async with open_stream(self.stopping, events, texts) as stream:
             yield stream
 
     async def _status(self, run_id: str) -> RunStatus:
-        return (await self._runs.get(run_id, tasks=False)).status
+        return (await self.runs.get(run_id, tasks=False)).status
 
 
 async def _answer(shown: object) -> Response:

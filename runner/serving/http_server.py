@@ -24,9 +24,8 @@ from fastapi.security import HTTPBearer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from plait.program_log import logger
-from plait.runner.serving.http_errors import add_handlers
 from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
-from plait.runner.serving.http_routes import Api, ServedRuns
+from plait.runner.serving.http_routes import ServedRuns, add_handlers
 from plait.runner.serving.page_routes import CONTENT_POLICY, PageApi, files_router, page_files
 from plait.runner.views.view_models import prepare_schemas
 
@@ -139,9 +138,8 @@ def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
     )
     add_handlers(app)
     prepare_schemas()
-    api = Api(served)
-    app.include_router(api.router())
-    app.include_router(api.questions_router())
+    app.include_router(served.router())
+    app.include_router(served.questions_router())
     if sign_in is not None:
         app.include_router(files_router())
         app.include_router(PageApi(served.runs, sign_in, served.stopping).router())

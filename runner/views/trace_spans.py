@@ -18,8 +18,7 @@ from urllib.parse import unquote
 
 import anyio.to_thread
 
-from plait.backends.models.endpoint import Endpoint, url_fault
-from plait.backends.models.http_client import Client
+from plait.backends.models.http_client import Client, Endpoint, url_fault
 from plait.clock_and_ids import Clock, parse_time, span_id, trace_id
 from plait.errors import PlaitError
 from plait.json_form import value

@@ -42,7 +42,7 @@ from anyio import to_thread
 
 from plait.backends import AnthropicBackend, OpenAIBackend
 from plait.backends.agents.agent_catalog import AGENTS
-from plait.backends.models.endpoint import _HEADERS
+from plait.backends.models.http_client import _HEADERS
 from plait.persistence import SQLiteStore
 from plait.runner.plan import parse_plan
 from tests.docs.documents import (

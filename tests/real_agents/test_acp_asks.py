@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends import Answer, Output
-from plait.backends.agents.acp_messages import PermissionPolicy
+from plait.backends.agents.acp_machine import PermissionPolicy
 from plait.errors import BackendError, ErrorKind
 from tests.real_agents.acp_agents import AGENTS, agents, backend_of, counted, main_requests, send, tokens
 from tests.real_agents.one_turn import files_of

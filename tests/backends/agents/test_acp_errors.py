@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.agents.acp_messages import error_of, list_login_methods, stopped_by_denial
+from plait.backends.agents.acp_machine import error_of, list_login_methods, stopped_by_denial
 from plait.json_form import JsonValue
 
 WORDS = {

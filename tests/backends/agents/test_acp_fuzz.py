@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.agents.acp_messages import name_of
+from plait.backends.agents.acp_machine import name_of
 from tests.support.agents.acp_talks import (
     OPEN,
     chunk,

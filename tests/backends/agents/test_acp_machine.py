@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.acp_machine import AcpMachine
-from plait.backends.agents.acp_messages import Grant
+from plait.backends.agents.acp_machine import AcpMachine, Grant
 from plait.backends.agents.agent_output import Call, ProcessEnd
 from plait.errors import ErrorKind
 from tests.support.agents.acp_talks import (

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.acp_machine import TurnGoals
-from plait.backends.agents.acp_messages import prompt_of
+from plait.backends.agents.acp_machine import TurnGoals, prompt_of
 from plait.errors import ErrorKind
 from plait.usage import Usage
 from tests.support.agents.acp_talks import (

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from plait.backends.agents.agent_errors import (
+from plait.backends.agents.agent_output import (
+    ProcessEnd,
     classify,
     failure,
     hide,
@@ -15,7 +16,6 @@ from plait.backends.agents.agent_errors import (
     safe_line,
     status_in,
 )
-from plait.backends.agents.agent_output import ProcessEnd
 from plait.backends.agents.claude_code import ClaudeCodeBackend
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends import ClaudeCodeBackend, CodexBackend
-from plait.backends.agents.agent_errors import no_outcome, safe_line
-from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer
+from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, no_outcome, safe_line
 from plait.backends.json_fields import number
 from plait.errors import BackendError
 from plait.safe_text import shown

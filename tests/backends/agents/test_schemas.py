@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from plait.backends import ClaudeCodeBackend, Output
-from plait.backends.agents.agent_errors import SchemaRefused
-from plait.backends.agents.agent_output import Call, ProcessEnd
+from plait.backends.agents.agent_output import Call, ProcessEnd, SchemaRefused
 from tests.support.agents.homes import Home, send
 
 PAIR = {"type": "object", "properties": {"pair": {"type": "array", "prefixItems": [{"type": "integer"}]}}}

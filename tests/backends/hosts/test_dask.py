@@ -22,8 +22,7 @@ from plait.backends.hosts import dask_relay
 from plait.backends.hosts.dask_hosts import slots_for
 from plait.backends.hosts.host_backend import build_described, describe
 from plait.backends.hosts.host_connection import probe_hosts
-from plait.backends.specs.backend_specs import BackendSpec
-from plait.backends.specs.host_specs import placed, spec_description
+from plait.backends.specs.backend_specs import BackendSpec, placed, spec_description
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.hosts import DaskHosts, SSHHosts
 from plait.persistence import SQLiteStore

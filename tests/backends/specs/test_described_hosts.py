@@ -10,8 +10,7 @@ from pydantic import TypeAdapter
 
 from plait.backends import Billing
 from plait.backends.prices import FREE, UNBILLED
-from plait.backends.specs.backend_specs import BackendSpec
-from plait.backends.specs.host_specs import placed
+from plait.backends.specs.backend_specs import BackendSpec, placed
 from plait.hosts import SSHHosts
 
 SPECS: TypeAdapter[Any] = TypeAdapter(BackendSpec)

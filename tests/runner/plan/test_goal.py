@@ -11,7 +11,7 @@ from jsonschema_rs import Validator
 from plait.backends.specs.backend_specs import BackendSpec, LocalSpec, OpenAISpec
 from plait.orchestration import LoopLimits, OrchestratorPolicy
 from plait.runner.plan import Plan, PlanError, parse_plan
-from plait.runner.policies.goal_messages import Team
+from plait.runner.policies.goal_policy import Team
 
 FULL = """
 name: bicycles

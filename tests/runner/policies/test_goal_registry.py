@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.runner.policies.goal_messages import Team
-from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy, Stop
+from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy, Stop, Team
 from plait.runner.prompts.prompt_template import render
 from plait.statuses import RunStatus
 from tests.support.scripted import DONE, Script, add, ids, loop_of, plan, task

@@ -14,7 +14,7 @@ from plait.errors import PlanError
 from plait.orchestration import OrchestratorPolicy
 from plait.persistence import MemoryStore
 from plait.runner.client.offered_plans import posted_plan
-from plait.runner.serving.http_routes import Api, NewRun, ServedRuns
+from plait.runner.serving.http_routes import NewRun, ServedRuns
 from tests.runner.serving.test_lifecycle import created, events, post
 from tests.support.processes.served import served
 
@@ -169,7 +169,7 @@ async def test_a_goal_for_the_servers_small_model_asks_for_short_answers() -> No
     store = MemoryStore()
     async with ParallelRunner(lambda _: "x", store=store).runs as service:
         specs = {"default": LocalSpec(kind="local")}
-        api = Api(ServedRuns(service, ["default"], {}, specs))
+        api = ServedRuns(service, ["default"], {}, specs)
         shape = await api.create(NewRun(plan={"orchestrate": {"goal": "g"}}), Response())
         [first, *_] = await store.list_tasks(shape.run_id)
         assert first.prompt.startswith("Goal:") and "List the steps" in first.prompt

@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from plait.clock_and_ids import Clock
-from plait.runner.serving.http_guard import SignIn
-from plait.runner.serving.server_token import page_of_running_server, token_path
+from plait.runner.serving.http_guard import SignIn, page_of_running_server, token_path
 from tests.support.processes.browser import ui
 from tests.support.processes.command import plait
 

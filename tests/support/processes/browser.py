@@ -19,8 +19,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect
 
 from plait.clock_and_ids import Clock
-from plait.runner.serving.http_guard import SignIn
-from plait.runner.serving.server_token import page_address
+from plait.runner.serving.http_guard import SignIn, page_address
 from tests.support.processes.command import PLAIT, environment
 from tests.support.processes.warm import Warm
 
