@@ -35,15 +35,15 @@ def made_run(folder: Path) -> str:
 
 def test_the_files_of_the_page_need_no_sign_in_and_have_its_policy(tmp_path: Path) -> None:
     with ui(tmp_path) as server:
-        page = httpx.get(server.url, headers={"accept": "text/html"}, trust_env=False)
+        page = httpx.get(server.url, headers={"accept": "text/html"}, trust_env=False, verify=False)
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         policy = page.headers["content-security-policy"]
         assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
         assert "unsafe" not in policy
-        script = httpx.get(f"{server.url}/page/page_main.js", trust_env=False)
+        script = httpx.get(f"{server.url}/page/page_main.js", trust_env=False, verify=False)
         assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
         for path in ("/page/runs/x/live", "/page/nothing.js", "/page/../routes.py", "/page/"):
-            assert httpx.get(server.url + path, trust_env=False).status_code == 401
+            assert httpx.get(server.url + path, trust_env=False, verify=False).status_code == 401
 
 
 def test_an_address_that_other_machines_reach_is_said_to_be_unencrypted(tmp_path: Path) -> None:

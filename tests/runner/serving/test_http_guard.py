@@ -48,7 +48,7 @@ def refused(answer: httpx.Response, code: int, kind: str) -> str:
 
 def test_nothing_is_answered_without_the_token(server: Served) -> None:
     paths = ("/api/runs", "/api/runs/x/events", "/openapi.json", "/nothing", "/")
-    with httpx.Client(base_url=server.url, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, trust_env=False, verify=False) as client:
         for shown in (None, "", "Bearer", "Bearer wrong", "Basic {}", "{}", "Bearer {}x", "Bearer caf\xe9"):
             headers = {} if shown is None else {"authorization": shown.format(server.token).encode("latin-1")}
             for answer in [client.get(path, headers=headers) for path in paths]:
@@ -58,7 +58,7 @@ def test_nothing_is_answered_without_the_token(server: Served) -> None:
 
 def test_a_token_given_twice_is_none(server: Served) -> None:
     twice = [("authorization", f"Bearer {server.token}")] * 2
-    refused(httpx.get(f"{server.url}/api/runs", headers=twice, trust_env=False), 401, "unauthorized")
+    refused(httpx.get(f"{server.url}/api/runs", headers=twice, trust_env=False, verify=False), 401, "unauthorized")
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost:1", "127.0.0.1.evil.example:{}", "{}"])
@@ -77,7 +77,7 @@ def test_this_server_has_three_names(server: Served) -> None:
 def test_a_page_of_another_origin_is_not_allowed_to_send_the_token(server: Served, origin: str) -> None:
     """A browser asks first whether such a page may; nothing is answered without the token, and nothing allows it."""
     preflight = {"origin": origin, "access-control-request-headers": "authorization"}
-    answer = httpx.options(f"{server.url}/api/runs", headers=preflight, trust_env=False)
+    answer = httpx.options(f"{server.url}/api/runs", headers=preflight, trust_env=False, verify=False)
     refused(answer, 401, "unauthorized")
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
@@ -136,7 +136,7 @@ def spoken(server: Served, data: bytes) -> bytes:
 
 
 def test_every_answer_is_kept_to_itself(server: Served, client: httpx.Client) -> None:
-    bare = httpx.get(server.url, trust_env=False)
+    bare = httpx.get(server.url, trust_env=False, verify=False)
     for answer in (client.get("/api/runs"), client.get("/nothing"), client.get("/openapi.json"), bare):
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["cache-control"] == "no-store"

@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Ui]:
 def sign_in(server: Ui, code: str, **headers: str) -> httpx.Response:
     given = {"content-type": "application/json", **headers}
     body = json.dumps({"code": code})
-    return httpx.post(f"{server.url}/page/sign-in", content=body, headers=given, trust_env=False)
+    return httpx.post(f"{server.url}/page/sign-in", content=body, headers=given, trust_env=False, verify=False)
 
 
 def asked(server: Ui, token: str) -> int:
@@ -105,7 +105,7 @@ def test_a_proof_is_no_code(server: Ui) -> None:
     content = new_code(server).rpartition(".")[0]
     url = f"{server.url}/page/proof"
     for challenge in (content, f"{urlsplit(server.url).netloc} {content}", f"code {content}"):
-        proof = httpx.get(url, params={"challenge": challenge}, trust_env=False).text
+        proof = httpx.get(url, params={"challenge": challenge}, trust_env=False, verify=False).text
         assert "the code is wrong" in reason(sign_in(server, f"{content}.{proof}"))
         assert asked(server, proof) == 401
 
@@ -117,12 +117,12 @@ def test_without_the_token_a_request_has_4_kib_at_most(server: Ui) -> None:
 
     def post(length: int) -> httpx.Response:
         body = json.dumps({"code": code}).encode().ljust(length)
-        return httpx.post(f"{server.url}/page/sign-in", content=body, headers=given, trust_env=False)
+        return httpx.post(f"{server.url}/page/sign-in", content=body, headers=given, trust_env=False, verify=False)
 
     answer = post(4097)
     assert (answer.status_code, answer.json()["error"]["message"]) == (413, "this request may have 4,096 bytes")
     pieces = iter([b"{", b" " * 5000, b"}"])  # the length is not stated
-    answer = httpx.post(f"{server.url}/page/sign-in", content=pieces, headers=given, trust_env=False)
+    answer = httpx.post(f"{server.url}/page/sign-in", content=pieces, headers=given, trust_env=False, verify=False)
     assert answer.status_code == 413
     assert post(4096).status_code == 200
     with server.client() as client:
@@ -135,7 +135,7 @@ def test_the_page_has_one_host_name(server: Ui) -> None:
     for host in (f"localhost:{port}", f"[::1]:{port}", "evil.example", f"evil.example:{port}", f"127.0.0.1:1{port}"):
         for path in ("/", "/page/page_main.js", "/page/proof?challenge=x"):
             given = {"host": host, "accept": "text/html"}
-            answer = httpx.get(server.url + path, headers=given, trust_env=False)
+            answer = httpx.get(server.url + path, headers=given, trust_env=False, verify=False)
             assert answer.status_code == 403
             assert f"the host here is 127.0.0.1:{port}, not" in answer.json()["error"]["message"]
         assert sign_in(server, new_code(server), host=host).status_code == 403
@@ -144,7 +144,7 @@ def test_the_page_has_one_host_name(server: Ui) -> None:
 def test_a_browser_adds_nothing_to_a_request_of_another_page(server: Ui) -> None:
     """The request of another page has no token, and a request that is asked for beforehand is not allowed."""
     other = {"origin": "http://127.0.0.1:1", "sec-fetch-site": "same-site"}
-    with httpx.Client(base_url=server.url, headers=other, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, headers=other, trust_env=False, verify=False) as client:
         client.post("/page/sign-in", json={"code": new_code(server)})
         assert client.get("/api/runs").status_code == 401
         assert client.post("/api/runs/x/cancel", json={}).status_code == 401
@@ -156,5 +156,5 @@ def test_a_browser_adds_nothing_to_a_request_of_another_page(server: Ui) -> None
 def test_a_server_of_programs_signs_browsers_in_as_well(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         code = SignIn(server.token, urlsplit(server.url).netloc, Clock()).new_code()
-        answer = httpx.post(f"{server.url}/page/sign-in", json={"code": code}, trust_env=False)
+        answer = httpx.post(f"{server.url}/page/sign-in", json={"code": code}, trust_env=False, verify=False)
         assert answer.json() == {"token": server.token}

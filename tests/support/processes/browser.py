@@ -58,7 +58,7 @@ class Ui:
 
     def client(self) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.token}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=LIMIT, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=LIMIT, trust_env=False, verify=False)
 
     def new_address(self) -> str:
         """The address of the page with another code."""
