@@ -368,8 +368,13 @@ async def test_tasks_of_one_run_are_alone_in_a_folder_of_a_host_unless_they_shar
     folder = tmp_path / "there"
     folder.mkdir()
     meets = "touch $0; until [ -e a ] && [ -e b ]; do sleep 0.05; done"
-    alone = "mkdir busy && rmdir busy"
-    names = ("a", "b") if shared else ("a", "b", "c", "d")
-    dag = DAG(Task(name, run=["sh", "-c", meets if shared else alone, name], shared=shared, retry=0) for name in names)
-    result = await ParallelRunner(backends={"command": world.hosts("m1").placed(CommandBackend(cwd=folder))}).run(dag)
-    assert result.status is RunStatus.COMPLETED
+    script, waits = meets if shared else _ALONE, list[str]()
+    dag = DAG(Task(name, run=["sh", "-c", script, name], shared=shared, retry=0) for name in ("a", "b"))
+    runner = ParallelRunner(backends={"command": world.hosts("m1").placed(CommandBackend(cwd=folder))})
+    async with runner.start(dag) as run:
+        async for event in run.events():
+            if isinstance(event, events.TaskOutput | events.TaskFailed):
+                waits.append(event.kind)
+                (folder / "go").touch()
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert waits == ([] if shared else ["task_output"])
