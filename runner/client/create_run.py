@@ -19,11 +19,11 @@ from plait import events
 from plait.clock_and_ids import iso, new_run_id
 from plait.errors import Conflict, KeyConflict, RunExists, StoreRequired
 from plait.events import RunClaimed
-from plait.json_form import JsonInput, to_json
+from plait.json_form import JsonInput, as_json, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.domain.dag import DAG
-from plait.runner.domain.notify_target import NOTIFY, notify_setting
+from plait.runner.domain.notify_target import NOTIFY
 from plait.runner.domain.policy import CheckingPolicy, Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.task_checks import why_no_json
@@ -127,6 +127,12 @@ def with_policy(
     return kept
 
 
+def _requested(config: RunOptions, budget: float | None) -> dict[str, JsonInput]:
+    """Return the settings about money and notices, which are parts of the request of a run with a key."""
+    notices: dict[str, JsonInput] = {NOTIFY: [as_json(one) for one in config.notify]} if config.notify else {}
+    return {**budget_setting(budget, unpriced=config.unpriced), **notices}
+
+
 def new_run(
     config: RunOptions,
     dag: DAG,
@@ -146,7 +152,7 @@ def new_run(
         raise StoreRequired("a run that reads its rows as it goes keeps its results in a store only; give it a store")
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
     kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
-    kept |= {**budget_setting(config.budget, unpriced=config.unpriced), **notify_setting(config.notify)}
+    kept |= _requested(config, config.budget)
     if config.store is None and config.notify:
         raise StoreRequired(
             "a notice tells of what is stored, and this run has no store; give the run a store, or leave `notify` out"
@@ -229,7 +235,7 @@ async def create_run(
     dag = prepared(dag, config)
     backend_names(dag, config)
     budget = config.budget if budget is None else budget
-    settings = {**settings, **budget_setting(budget, unpriced=config.unpriced), **notify_setting(config.notify)}
+    settings = {**settings, **_requested(config, budget)}
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     kept |= {PRIORITY: priority} if priority else {}
     if key is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from plait.errors import nearest
-from plait.json_form import JsonValue, as_json, from_json, value
+from plait.json_form import from_json, value
 
 NOTIFY: Final = "notify"
 """The key of the targets in a plan and in the settings of a run."""
@@ -124,11 +124,6 @@ def why_no_address(url: str) -> str | None:
     if "@" in parts.netloc:
         return "the address must not hold a user or password; put a header's value into a variable (headers_env)"
     return None
-
-
-def notify_setting(targets: Sequence[NotifyTarget]) -> dict[str, JsonValue]:
-    """Return the targets as they are stored with a run; nothing without any."""
-    return {NOTIFY: [as_json(one) for one in targets]} if targets else {}
 
 
 def usable_targets(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from plait.runner.orchestrator import LoopState, Orchestrator, OrchestratorResult, load_loop_state
-from plait.runner.policies.goal_policy import Team
-from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy, Phase
+from plait.runner.policies.goal_policy import LoopLimits, OrchestratorPolicy, Phase, Team
 
 __all__ = [
     "LoopLimits",
