@@ -13,7 +13,7 @@ from plait.clock_and_ids import Clock
 from plait.errors import BackendError, ErrorKind
 from plait.runner.client.offered_plans import LocalPlans
 from plait.runner.client.run_backends import BackendOptions
-from plait.runner.serving.http_routes import Api, ServedRuns
+from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.mcp_server import RunTools
 
 
@@ -50,7 +50,7 @@ async def test_runs_are_woken_over_http(
         await park(store, "mine", posted=True)
         await park(store, "other")
         async with ParallelRunner(answer, store=store).runs as runs:
-            told = await Api(ServedRuns(runs, (), settings, {}, starts=starts)).wake()
+            told = await ServedRuns(runs, (), settings, {}, starts=starts).wake()
             await runs.driven_to_end()
             assert (told.woken, told.errors) == (woken, {})
             done = [run.run_id for run in await runs.list(9, statuses=[RunStatus.COMPLETED])]
