@@ -68,8 +68,7 @@ class CachedRun:
         for one in batch:
             if type(one) is events.TasksAdded:
                 named.update(write_rules.mentioned_task_ids(one))
-        # `named - keys` would copy all of the keys
-        return {task_id for task_id in named if task_id not in self.tasks and task_id not in self.new}
+        return named.difference(self.tasks).difference(self.new)  # one by one: of two, it would go through all keys
 
     def needs_size(self, batch: Sequence[events.Event]) -> bool:
         """Return whether `size` has to be read before the changes."""

@@ -492,12 +492,9 @@ class Checkpointer:
 
     def _take_off(self, count: int) -> None:
         """Take the first `count` events, which are stored or lost, off the unstored ones."""
-        for _ in range(count):
-            event = self._unstored.popleft()
-            if self._told:
-                self._told -= 1
-            else:
-                self._untold.append(event)
+        taken, told = [self._unstored.popleft() for _ in range(count)], min(self._told, count)
+        self._untold += taken[told:]
+        self._told -= told
         self._again = max(0, self._again - count)
 
     def _record_loss(self, error: Conflict, count: int) -> None:

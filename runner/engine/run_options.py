@@ -519,7 +519,15 @@ def backend_names(dag: DAG, options: RunOptions, statuses: Sequence[TaskStatus] 
             )
         if name not in options.backends:
             require_backends(options, set(needed), f"task {dag.tasks[position].id!r}")
-    for task in (task for i, task in enumerate(dag) if not statuses or statuses[i] not in TASK_DONE):
+    problems: list[Problem] = []
+    for position, (task, name) in enumerate(zip(dag, names, strict=True)):
+        if task.continues is not None and names[dag.position(task.continues)] != name:
+            raise BackendMissing(
+                f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
+                f"{names[dag.position(task.continues)]!r}, and cannot move; leave the task's backend out"
+            )
+        if statuses and statuses[position] in TASK_DONE:
+            continue
         if task.check is not None:
             checkers = {COMMAND_BACKEND} if task.check.run else set[str]()
             checkers |= set() if task.check.backend is None else {task.check.backend}
@@ -527,19 +535,9 @@ def backend_names(dag: DAG, options: RunOptions, statuses: Sequence[TaskStatus] 
         if task.call is not None:
             called = {name or options.default for name in task.call.backends}
             require_backends(options, called, f"the plan that task {task.id!r} calls")
-    for task, name in zip(dag, names, strict=True):
-        if task.continues is not None and names[dag.position(task.continues)] != name:
-            raise BackendMissing(
-                f"task {task.id!r} continues {task.continues!r} on backend {name!r}, but that conversation is on "
-                f"{names[dag.position(task.continues)]!r}, and cannot move; leave the task's backend out"
-            )
-    if problems := [
-        problem
-        for position, (task, name) in enumerate(zip(dag, names, strict=True))
-        if not (statuses and statuses[position] in TASK_DONE)
-        for one in ((name,) if name not in options.spares else (name, *options.spares[name]))
-        for problem in unfit_settings(task, one, options.backends[one], position)
-    ]:
+        for one in (name, *options.spares.get(name, ())):
+            problems += unfit_settings(task, one, options.backends[one], position)
+    if problems:
         raise DAGError(problems)
     return names
 

@@ -23,13 +23,10 @@ _UNIQUE = SystemRandom()  # `random.Random()` would be copied by a fork: equal i
 class Clock:
     """The system clock. Tests pass another object with the same three methods."""
 
-    def wall(self) -> float:
-        """Return the Unix time in seconds."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Return the seconds since a fixed moment. The value never jumps."""
-        return time.monotonic()
+    wall: Callable[[], float] = staticmethod(time.time)
+    """Returns the Unix time in seconds."""
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+    """Returns the seconds since a fixed moment. The value never jumps."""
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         """Wait for `seconds`. Cancellable."""
