@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from plait.backends.agents.agent_catalog import ACP_AGENTS, agent, backend_class
 from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
 from plait.backends.function_backend import PersonBackend, as_backend, named_function
+from plait.backends.hosts.dask_hosts import DaskHosts, check_address
+from plait.backends.hosts.host_backend import PATIENCE, HostBackend
+from plait.backends.hosts.ssh_hosts import SLOTS, SSH, SSHHost, SSHHosts
 from plait.backends.models.anthropic_api import AnthropicBackend
 from plait.backends.models.load_balancing import LoadBalancedBackend
 from plait.backends.models.local_model import LocalBackend, missing_parts
 from plait.backends.models.model_api import RemoteBackend, check_extra
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.errors import BackendUnavailable
+from plait.json_form import JsonValue
+from plait.safe_text import one_line
 
 if TYPE_CHECKING:
     from plait.backends.agents.cli_agent import AgentBackend
 
-
-from collections.abc import Sequence
-
-from pydantic import TypeAdapter
-
-from plait.backends.hosts.dask_hosts import DaskHosts, check_address
-from plait.backends.hosts.host_backend import PATIENCE, HostBackend
-from plait.backends.hosts.ssh_hosts import SLOTS, SSH, SSHHost, SSHHosts
-from plait.json_form import JsonValue
-from plait.safe_text import one_line
 
 BASE_URL = r"^https?://[^/@?#]+(/[^@?#]*)?$"
 """A server's URL, without credentials such as user:password@ or ?key=, because specs are stored with the run."""
@@ -41,10 +52,42 @@ CALL = r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$"
 """A Python function: a file or a module, and the name in it."""
 
 
-class RatePart(BaseModel):
-    """Limits of rate and money, kept before the server has to refuse."""
+class DescribedModel(BaseModel):
+    """A model whose docstrings of fields are the descriptions in its schema. Unknown keys are rejected.
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    The docstrings are read from the source when a schema is asked; pydantic's `use_attribute_docstrings` reads them at
+    every import, in 0.1 s.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """Return the descriptions of the fields by name, inherited ones too."""
+        found = {name: field.description for name, field in cls.model_fields.items() if field.description}
+        for one in cls.__mro__[: cls.__mro__.index(DescribedModel)]:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+            assert isinstance(definition, ast.ClassDef)
+            for statements in pairwise(definition.body):
+                match statements:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                        found.setdefault(name, inspect.cleandoc(text))
+                    case _:
+                        pass
+        return found
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        reference = handler(core_schema)
+        properties, descriptions = handler.resolve_ref_schema(reference).get("properties", {}), cls.descriptions()
+        for name, field in cls.model_fields.items():
+            if name in descriptions:
+                properties[field.alias or name].setdefault("description", descriptions[name])
+        return reference
+
+
+class RatePart(DescribedModel):
+    """Limits of rate and money, kept before the server has to refuse."""
 
     requests_per_minute: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """Requests begun per minute."""
@@ -54,10 +97,9 @@ class RatePart(BaseModel):
     """US dollars spent on a day in UTC."""
 
 
-class Spec(BaseModel):
-    """A backend as named in a plan file. Unknown keys are rejected."""
+class Spec(DescribedModel):
+    """A backend as named in a plan file."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     adjustable: ClassVar[frozenset[str]] = frozenset()
     """The settings that a task may have in place of the backend's: see `Abilities`."""
     takes_files: ClassVar[Literal["contents", "paths"] | None] = None
@@ -417,10 +459,8 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,29}")
 """A server's name, the beginning of the names of its tools: models accept few characters in these."""
 
 
-class McpServerPart(BaseModel):
+class McpServerPart(DescribedModel):
     """An MCP server, by its command or its URL."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     command: list[str] | None = Field(default=None, min_length=1)
     """Command to start the server, such as [npx, -y, some-server]."""
@@ -601,10 +641,8 @@ def _choices() -> str:
 # Groups of hosts, and the backends of a plan on them.
 
 
-class HostPart(BaseModel):
+class HostPart(DescribedModel):
     """A host."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     name: str
     """Name in events and session ids: 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.'."""
@@ -616,10 +654,8 @@ class HostPart(BaseModel):
     """The command there: a name on the PATH of a login that is not interactive, or a path."""
 
 
-class SSHHostsPart(BaseModel):
+class SSHHostsPart(DescribedModel):
     """Hosts reached with OpenSSH, each by a command such as `ssh m3 plait host`."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     kind: Literal["ssh"]
     """The way to the hosts."""
@@ -654,10 +690,8 @@ class SSHHostsPart(BaseModel):
         return SSHHosts(hosts, ssh=SSH if self.ssh is None else self.ssh, patience=self.patience)
 
 
-class DaskHostsPart(BaseModel):
+class DaskHostsPart(DescribedModel):
     """The workers of a Dask cluster, such as `dask worker tls://sched:8786 --name m1 --resources agents=4`."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     kind: Literal["dask"]
     """The way to the hosts."""

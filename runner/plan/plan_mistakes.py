@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path as FilePath
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from plait.backends.agents.agent_catalog import ACP_AGENTS
+from plait.backends.specs.backend_specs import DescribedModel
 from plait.errors import nearest
 from plait.runner.plan.plan_models import CLASSES, INPUT_CLASSES, PlanPart, input_kind, keys_of
 from plait.runner.plan.plan_positions import Path, Source, value_at
@@ -150,7 +151,7 @@ def _unknown_kind(kind: str, kinds: Iterable[str]) -> str:
     return _not_one_of(list(kinds), kind)
 
 
-def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
+def _unknown_key(key: str, model: type[DescribedModel] | None) -> str:
     keys = list(keys_of(model)) if model else []
     if hint := nearest(key, keys):
         return f"unknown key {key!r}{hint}"
@@ -161,15 +162,15 @@ def _unknown_key(key: str, model: type[BaseModel] | None) -> str:
 def _does_not_fit(path: Path, value: object, whole: object) -> str:
     key = path[:-1] if isinstance(path[-1], int) else path  # an element of a list is described with its list
     model = model_at(key[:-1], whole)
-    description = model.model_fields[str(key[-1])].description if model else None
+    description = model.descriptions().get(str(key[-1])) if model else None
     # A refused URL may hold a password.
     what = "a URL with a user or password" if key[-1] == "base_url" and "@" in str(value) else describe(value)
     return f"{what} does not fit. {' '.join((description or '').split())}".rstrip(". ")
 
 
-def model_at(path: Path, whole: object) -> type[BaseModel] | None:
+def model_at(path: Path, whole: object) -> type[DescribedModel] | None:
     """Return the model of the mapping at `path`; None if unknown."""
-    model: type[BaseModel] | None = PlanPart
+    model: type[DescribedModel] | None = PlanPart
     keys = list(path)
     match path:
         case ("backends" | "hosts" as key, _, *keys):
@@ -188,8 +189,8 @@ def model_at(path: Path, whole: object) -> type[BaseModel] | None:
     return model
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _model_in(annotation: Any) -> type[DescribedModel] | None:
     """Return the model of a field, or of the entries of its list or mapping."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, DescribedModel):
         return annotation
     return next(filter(None, map(_model_in, get_args(annotation))), None)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -31,7 +30,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from plait.backends.prices import Price
-from plait.backends.specs.backend_specs import BackendSpec, FunctionSpec, HostsPart
+from plait.backends.specs.backend_specs import BackendSpec, DescribedModel, FunctionSpec, HostsPart
 from plait.errors import ErrorKind, nearest
 from plait.runner.domain.notify_target import NOTICE_WORDS, NoticeWord, NotifyTarget
 from plait.runner.domain.run_tuning import MOST_SLOTS
@@ -166,15 +165,13 @@ def _allow_empty(schema: dict[str, Any]) -> None:
             shape |= {"anyOf": [*choices, {"type": "null"}], **about}
 
 
-def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+def keys_of(model: type[DescribedModel]) -> dict[str, FieldInfo]:
     """Return the fields of a part by their keys in a plan file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, use_attribute_docstrings=True, json_schema_extra=_allow_empty
-    )
+class _Part(DescribedModel):
+    model_config = ConfigDict(strict=True, json_schema_extra=_allow_empty)
 
     @model_validator(mode="before")
     @classmethod
@@ -250,7 +247,11 @@ class RetryPart(_Part):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return _or_short_form(core_schema, handler, {"type": "integer", "minimum": 0, "maximum": MAX_ATTEMPTS - 1})
+        return _or_short_form(
+            super().__get_pydantic_json_schema__(core_schema, handler),
+            handler,
+            {"type": "integer", "minimum": 0, "maximum": MAX_ATTEMPTS - 1},
+        )
 
     attempts: int = Field(default=DEFAULT_RETRY.attempts, ge=1, le=MAX_ATTEMPTS)
     """The maximum number of attempts, including the first; 1 means no retry."""
@@ -314,7 +315,7 @@ class LoopPart(_GuessedPart):
     """Tasks that are repeated, round by round, until a condition is true."""
 
     model_config = ConfigDict(json_schema_extra=_plan_or_tasks)
-    stand_ins = {"until": "true"}
+    stand_ins: ClassVar[Mapping[str, str]] = {"until": "true"}
 
     plan: PlanFile = None
     """The file of the plan whose tasks are a round, relative to this one."""
@@ -346,7 +347,9 @@ class VotePart(_Part):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return _or_short_form(core_schema, handler, {"enum": ["all", "majority"]})
+        return _or_short_form(
+            super().__get_pydantic_json_schema__(core_schema, handler), handler, {"enum": ["all", "majority"]}
+        )
 
     by: Literal["all", "majority"] | None = None
     """all or majority: what `vote: majority` stands for."""
@@ -368,9 +371,10 @@ class VotePart(_Part):
         return Best(self.best, self.backend) if self.best is not None else self.by or "all"
 
 
-def _or_short_form(core_schema: CoreSchema, handler: GetJsonSchemaHandler, short: JsonSchemaValue) -> JsonSchemaValue:
+def _or_short_form(
+    reference: JsonSchemaValue, handler: GetJsonSchemaHandler, short: JsonSchemaValue
+) -> JsonSchemaValue:
     """Return the schema of a part that may also be written in a short form."""
-    reference = handler(core_schema)
     shape = handler.resolve_ref_schema(reference)
     if "anyOf" not in shape:
         about: JsonSchemaValue = {key: shape.pop(key) for key in ("description", "title") if key in shape}
@@ -391,7 +395,7 @@ class TaskPart(_GuessedPart):
 
     model_config = ConfigDict(json_schema_extra=_one_work)
 
-    stand_ins = {"id": "task-{}-of-the-plan", "prompt": "?"}
+    stand_ins: ClassVar[Mapping[str, str]] = {"id": "task-{}-of-the-plan", "prompt": "?"}
 
     @model_validator(mode="before")
     @classmethod
@@ -550,7 +554,7 @@ class ChainPart(_Part):
 class StepPart(_GuessedPart):
     """A step of a workflow."""
 
-    stand_ins = {"name": "step-{}-of-the-plan", "prompt": "?"}
+    stand_ins: ClassVar[Mapping[str, str]] = {"name": "step-{}-of-the-plan", "prompt": "?"}
 
     name: str = Field(pattern=_STEP)
     """1 to 56 letters, digits, '.', '_' or '-', not beginning with '.'. Each name once. Not inputs, results, item,
@@ -579,7 +583,7 @@ class StepPart(_GuessedPart):
 class OrchestratePart(_GuessedPart):
     """A goal, reached by tasks that are planned during the run."""
 
-    stand_ins = {"goal": "the goal"}
+    stand_ins: ClassVar[Mapping[str, str]] = {"goal": "the goal"}
 
     goal: str = Field(min_length=1, max_length=MAX_GOAL)
     """The goal. {{ name }} stands for an input; no other template syntax."""
@@ -739,7 +743,10 @@ class PlanPart(_GuessedPart):
     """A plan: tasks with their dependencies, or a goal, or the steps of a workflow; and the backends."""
 
     model_config = ConfigDict(json_schema_extra=_allow_one_kind)
-    entry_stand_ins = {"backends": FunctionSpec(kind="function", call="module:function"), "inputs": None}
+    entry_stand_ins: ClassVar[Mapping[str, Any]] = {
+        "backends": FunctionSpec(kind="function", call="module:function"),
+        "inputs": None,
+    }
 
     name: str = ""
     """Shown in lists of runs. Default: the name of the file."""
@@ -785,13 +792,13 @@ class PlanPart(_GuessedPart):
     """Steps that run one after the other, in place of `tasks`; at most 200."""
 
 
-def _by_kind(union: Any) -> dict[str, type[BaseModel]]:
+def _by_kind(union: Any) -> dict[str, type[DescribedModel]]:
     return {get_args(part.model_fields["kind"].annotation)[0]: part for part in get_args(get_args(union)[0])}
 
 
 CLASSES = {"backends": _by_kind(BackendSpec), "hosts": _by_kind(HostsPart)}
 """The model of each kind of backend, and of each kind of hosts."""
-INPUT_CLASSES: dict[str, type[BaseModel]] = {"files": FilesInput, "rows": RowsInput, "required": RequiredInput}
+INPUT_CLASSES: dict[str, type[DescribedModel]] = {"files": FilesInput, "rows": RowsInput, "required": RequiredInput}
 """The model of each kind of input but a plain value."""
 
 
