@@ -172,8 +172,9 @@ def _account(name: str, row: Row, now: float) -> dict[str, Any]:
         requests = row.get("requests")
         in_line = 0 if requests is None else max(0, round((requests[2] - now) * limits["requests"] / 60))
         closed = row.get("closed_until", 0.0)
-        money = row.get("usd", {})
-        money = money if money.get("day") == int(now // 86_400) else {}
+        money: dict[str, float] = row.get("usd", {})
+        if money.get("day") != int(now // 86_400):
+            money = {}
         users = {user: {"requests": part[0], "tokens": part[1]} for user, part in row.get("users", {}).items()}
         return {
             "account": name,

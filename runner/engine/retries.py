@@ -152,7 +152,9 @@ class ThrottlingReporter:
 
     def limited(self, names: Collection[str]) -> None:
         """Report, once each, the backends at whose own limits tasks of the run wait."""
-        gates = self._scheduler.rates.gates() if names else {}
+        if not names:
+            return
+        gates = self._scheduler.rates.gates()
         for name in names:
             if (name, until := gates[name].spent_until) not in self._limited:
                 self._limited.add((name, until))
