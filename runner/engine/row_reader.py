@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from anyio import from_thread
+
 from plait import events
 from plait.errors import PlanProblem
 from plait.json_form import JsonValue
@@ -38,8 +40,8 @@ _LOOKS = 1_000
 
 
 class RowAnswers:
-    """The answers of a task of each row, in the order of the file, for an async function: read from the store while the
-    function goes over them. As in a list of answers, one without an answer is "".
+    """The answers of a task of each row, in the order of the file: read from the store while a function goes over them,
+    by `async for`, or by `for` in a function that is not async. As in a list of answers, one without an answer is "".
     """
 
     def __init__(self, run: LiveRun, file: RowsFile, name: str) -> None:
@@ -56,6 +58,15 @@ class RowAnswers:
                     if task.task_id.rpartition(".")[0] == self._name and task.position >= self._file.first:
                         text = task.text if task.status == TaskStatus.COMPLETED else None
                         yield text or "" if text is None or task.data is None else json.loads(task.data)
+
+    def __iter__(self) -> Iterator[JsonValue]:
+        """Yield the answers in a thread of anyio. Raises StoreError."""
+        answers = aiter(self)
+        while True:
+            try:
+                yield from_thread.run(answers.__anext__)
+            except StopAsyncIteration:
+                return
 
     def __deepcopy__(self, _memo: object) -> RowAnswers:
         return self

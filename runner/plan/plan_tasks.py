@@ -198,8 +198,8 @@ class PlanTasks:
             above = frozenset[str]() if is_of_row else families.rows_above(part.id)
             for key, _, used in _names_in(part) if above else ():
                 for name in sorted((used.names | used.results) & (above | {"results"})):
-                    message = f"the {NOUNS[key]} names {name!r}, and would hold the results of all rows; let an async"
-                    yield (*path, key), f"{message} function take them one by one as a parameter, or use `plait export`"
+                    message = f"the {NOUNS[key]} names {name!r}, and would hold the results of all rows; let a"
+                    yield (*path, key), f"{message} function go over them as a parameter, or use `plait export`"
             for key in ("plan", "loop", "race", *(("files",) if is_of_row else ())):
                 if getattr(part, key):
                     yield (*path, key), f"leave {key!r} out"

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import date
 from decimal import Decimal
@@ -261,17 +261,27 @@ async def collect(prompt: str, note: AsyncIterable[str], sum: AsyncIterable[str]
     return f"{len(notes)} {notes[0]} {notes[-1]} {sums[-1]}"
 
 
-def load_all(folder: Path, calls: Calls, store: Store, tasks: str = ALL) -> tuple[DAG, ParallelRunner]:
+def collect_in_a_thread(prompt: str, note: Iterable[str], sum: Iterable[str]) -> str:  # noqa: A002
+    notes, sums = [*note], [*sum]
+    return f"{len(notes)} {notes[0]} {notes[-1]} {sums[-1]}"
+
+
+def load_all(
+    folder: Path, calls: Calls, store: Store, tasks: str = ALL, gather: Callable[..., Any] = collect
+) -> tuple[DAG, ParallelRunner]:
     write_rows(folder, 60)
     (folder / "plan.yaml").write_text(PLAN_OF_ALL + tasks)
-    backends: dict[str, Callable[..., Any]] = {"fast": calls, "collect": collect}
+    backends: dict[str, Callable[..., Any]] = {"fast": calls, "collect": gather}
     return Plan.load(folder / "plan.yaml").dag, ParallelRunner(calls, backends=backends, store=store, concurrency=2)
 
 
-async def test_a_task_runs_before_the_rows_and_another_behind_all_of_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gather", [collect, collect_in_a_thread])
+async def test_a_task_runs_before_the_rows_and_another_behind_all_of_them(
+    tmp_path: Path, gather: Callable[..., Any]
+) -> None:
     calls = Calls()
     async with SQLiteStore(tmp_path / "runs.db") as store:
-        dag, runner = load_all(tmp_path, calls, store)
+        dag, runner = load_all(tmp_path, calls, store, gather=gather)
         assert dag.rows_file is not None
         assert [task.id for task in dag][:5] == ["intro", "report", "last", "note.1", "sum.1"]
         assert (dag.rows_file.first, dag.rows_file.width, dag.rows_file.behind) == (3, 2, ["report"])
@@ -343,8 +353,8 @@ def test_what_needs_all_rows_at_once_is_refused(tmp_path: Path) -> None:
     said = "input 'people' has so many rows that they are read as the run goes: "
     gathers = ONE + '  - {id: all, depends_on: [note], prompt: "all {{ note }}"}\n'
     assert refused(tmp_path, gathers) == [
-        f"tasks[1].prompt: {said}the prompt names 'note', and would hold the results of all rows; let an async "
-        "function take them one by one as a parameter, or use `plait export`"
+        f"tasks[1].prompt: {said}the prompt names 'note', and would hold the results of all rows; let a "
+        "function go over them as a parameter, or use `plait export`"
     ]
     gathers = ONE + "  - {id: all, depends_on: [note], prompt: all}\n"
     after = gathers + "  - {id: more, for_each: people, depends_on: [all], prompt: more}\n"
