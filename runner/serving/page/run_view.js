@@ -48,6 +48,7 @@ export class RunPage {
 	/** Show the part of the run that the address names: `run/ID/task/TASK?view=…&status=…&find=…`. */
 	navigate([, , , task = null], query) {
 		const { selection } = this;
+		this.address = location.hash;
 		selection.statuses = new Set(query.getAll("status"));
 		selection.find = (query.get("find") || "").toLowerCase();
 		if (document.activeElement !== this.find) this.find.value = query.get("find") || "";
@@ -96,6 +97,7 @@ export class RunPage {
 
 	/** There is no stream: no such task, or no such run. */
 	showMissing(message) {
+		if (location.hash !== this.address) return; // the reader has gone elsewhere
 		if (this.selection.task) return this.set({ task: null });
 		this.live.close();
 		this.setLink("");

@@ -126,6 +126,27 @@ def test_an_address_names_what_is_not_there(tmp_path: Path, browser: Browser) ->
 
 
 @needs_chromium
+def test_an_answer_that_comes_while_the_reader_leaves_does_not_take_him_back(tmp_path: Path, browser: Browser) -> None:
+    leaves = """
+        const ask = window.fetch;
+        window.fetch = async (...given) => {
+            const answer = await ask(...given);
+            if (answer.status !== 404) return answer;
+            const value = await answer.json();
+            answer.json = async () => ((location.hash = "#/?search=none"), value);
+            window.fetch = ask;
+            return answer;
+        };
+    """
+    with ui(tmp_path) as server, watched(browser) as seen:
+        opened(seen, server.page)
+        seen.page.evaluate(leaves)
+        seen.page.goto(f"{server.url}/#/run/none/task/none")
+        expect(seen.page.locator("main")).to_contain_text("No run fits.")
+        assert seen.page.evaluate("location.hash") == "#/?search=none"
+
+
+@needs_chromium
 def test_the_failed_parts_of_a_folded_group_are_counted_and_chosen(tmp_path: Path, browser: Browser) -> None:
     parts = [Task(f"part.{n}", prompt=f"fail {LONG}" if n < 25 else "x", item=n, retry=1) for n in range(1, 41)]
     store_run(tmp_path, DAG(parts, name="parts"))
@@ -410,4 +431,4 @@ def test_the_page_is_small(tmp_path: Path) -> None:
             assert answer.headers["content-encoding"] == "gzip"
             assert answer.content == page_files()[name][0]
     assert sum(len(page_files()[name][0]) for name in names) < MOST_BYTES
-    assert len(names) == 14
+    assert len(names) == 11
