@@ -16,10 +16,11 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,6 +32,7 @@ from plait import DAG, ParallelRunner, Retry, RunStatus, SQLiteStore, Task, Task
 from plait.backends import Conversation, ConversationRequest, Reply
 from plait.backends.prices import Billing, Price
 from plait.errors import BackendError, ErrorKind
+from plait.persistence.store_records import TaskRecord
 from plait.runner.recovery import resume
 from plait.runner.state import budget as money
 from plait.runner.state.budget import Budget
@@ -129,7 +131,7 @@ def tell(seed: int, bug: str | None = None) -> Told:
     story, told, rng = Story.of(seed), Told("money", seed), random.Random(f"kills {seed}")
     limits = {"": story.budget, **{task.id: task.max_cost for task in story.tasks if task.max_cost is not None}}
     with tempfile.TemporaryDirectory(prefix="plait-money-") as place:
-        folder, answers = Path(place), dict[str, float]()
+        folder, answers = Path(place), dict[tuple[str, str], float]()
         for turn in range(_ROUNDS):
             kill = rng.randint(1, 60) if told.kills.total() < _KILLS else None
             ended = in_a_process(partial(_execute, story, folder, answers, kill, seed * 1_000 + turn, bug), folder)
@@ -144,9 +146,9 @@ def tell(seed: int, bug: str | None = None) -> Told:
                 return told
             answers = {}
             for task_id, way, limit in ended["asks"]:
-                answers[task_id] = limit + rng.uniform(0.1, 2 * MOST)
+                answers[task_id, way] = limit + rng.uniform(0.1, 2 * MOST)
                 key = "" if way == "budget" else task_id
-                limits[key] = max(limits.get(key, 0.0), answers[task_id])
+                limits[key] = max(limits.get(key, 0.0), answers[task_id, way])
                 told.raises += 1
             if not answers:
                 told.broken("the run waits, and nothing asks")
@@ -179,7 +181,7 @@ def _judge_end(ended: Mapping[str, Any], told: Told) -> None:
 
 
 def _execute(
-    story: Story, folder: Path, answers: Mapping[str, float], kill: int | None, seed: int, bug: str | None
+    story: Story, folder: Path, answers: Mapping[tuple[str, str], float], kill: int | None, seed: int, bug: str | None
 ) -> dict[str, Any]:
     """Begin the run, or go on with it, until it ends or waits, or until the boundary number `kill`."""
     reached = 0
@@ -197,7 +199,9 @@ def _execute(
         return anyio.run(_go_on, story, folder, answers, random.Random(seed))
 
 
-async def _go_on(story: Story, folder: Path, answers: Mapping[str, float], rng: random.Random) -> dict[str, Any]:
+async def _go_on(
+    story: Story, folder: Path, answers: Mapping[tuple[str, str], float], rng: random.Random
+) -> dict[str, Any]:
     async def free(prompt: str) -> str:
         return prompt
 
@@ -208,11 +212,9 @@ async def _go_on(story: Story, folder: Path, answers: Mapping[str, float], rng: 
             run = await ParallelRunner(**options, store=store, budget=story.budget).run(DAG(story.tasks), run_id="r")
         else:
             runner = ParallelRunner(**options, store=store)
-            asked = {one.task_id: one.asks.schema or {} for one in await runner.runs.questions("r") if one.asks}
-            # After a kill the task may have asked once more, for more than it was given.
-            fitting = {
-                one: usd for one, usd in answers.items() if one in asked and usd > asked[one]["exclusiveMinimum"]
-            }
+            least = {(one, way): usd for one, way, usd in _asks(await store.list_tasks("r"))}
+            # After a kill the task may have asked once more: for more than it was given, or for the other limit.
+            fitting = {one: usd for (one, way), usd in answers.items() if usd > least.get((one, way), inf)}
             run = await runner.resume("r", answers=fitting)
         failpoints.on_reach = None
         record = await store.get_run("r")
@@ -220,13 +222,18 @@ async def _go_on(story: Story, folder: Path, answers: Mapping[str, float], rng: 
         left = await money.stored_budget(store, "r", json.loads(record.settings), story.tasks)
         tasks = await store.list_tasks("r")
     assert left is not None
-    asks = [(one.task_id, json.loads(one.asked or "{}")) for one in tasks if one.status == TaskStatus.WAITING_INPUT]
     return {
         "status": run.status.value,
-        "asks": [(task_id, form["way"], form["schema"]["exclusiveMinimum"]) for task_id, form in asks],
+        "asks": _asks(tasks),
         "unfinished": [one.task_id for one in tasks if one.status in {TaskStatus.PENDING, TaskStatus.RUNNING}],
         "reserved": {task_id: usd for task_id, usd in left.reserved.items() if usd},
     }
+
+
+def _asks(tasks: Sequence[TaskRecord]) -> list[tuple[str, str, float]]:
+    """Return the questions for money: the task, the limit that it asks about, and what an answer has to exceed."""
+    asked = {one.task_id: json.loads(one.asked or "{}") for one in tasks if one.status == TaskStatus.WAITING_INPUT}
+    return [(name, form["way"], form["schema"]["exclusiveMinimum"]) for name, form in asked.items()]
 
 
 def _checked_then_added() -> AbstractContextManager[object]:
