@@ -151,10 +151,15 @@ class Executor:
                 self._rows.close()
             if self._folders is not None:
                 self._folders.close()
-            self._scheduler.rates.leave()
-            for position in [one for one, attempt in self._metered.items() if not attempt.has_begun]:
-                if position in self._scheduler.rates.reserved:
-                    self._scheduler.rates.give_back(position)
+            rates = self._scheduler.rates
+            rates.leave()
+            rates.timer = None
+            for position, (_, reservation) in [*rates.reserved.items()]:
+                if (attempt := self._metered.get(position)) is not None and attempt.has_begun:
+                    rates.settle(position, 0, 0, reservation.usd)  # cut: it may have cost as much
+                else:
+                    rates.give_back(position)
+            await rates.settle_money()
 
     async def _execute(self) -> None:
         async with anyio.create_task_group() as workers:

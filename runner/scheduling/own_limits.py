@@ -23,7 +23,7 @@ from contextvars import copy_context
 from functools import partial
 from math import inf
 from threading import Lock
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from plait.backends.backend_protocol import Allowance
 from plait.events import USD_PER_DAY
@@ -194,9 +194,8 @@ class Ledger(Protocol):
         self, limiter: RateLimiter, characters: int, calls: int, on_closed: OnClosed, usd: float = 0.0
     ) -> None:
         """Wait for a grant that lets one of `calls` calls begin, the first with `characters` and `usd`, and add it to
-        `limiter`. While the
-        account is closed, call `on_closed` with the Unix time of the end, and why. Never fails: without its store a
-        process keeps the limits of rate alone, and spends nothing under a limit of money.
+        `limiter`. While the account is closed, call `on_closed` with the Unix time of the end, and why. Never fails:
+        without its store a process keeps the limits of rate alone, and spends nothing under a limit of money.
         """
         ...
 
@@ -356,8 +355,15 @@ class RateLimiter:
             self._tokens.take(tokens, now)
 
 
-CallSize: TypeAlias = tuple[int, float]
-"""The characters of a call's prompt and history, and the most dollars that it costs."""
+class CallSize(NamedTuple):
+    """The size of a call."""
+
+    characters: int
+    """Of its prompt and history."""
+    usd: float = 0.0
+    """The most US dollars that it costs."""
+
+
 Timer: TypeAlias = Callable[[float | Callable[[], Awaitable[None]], Callable[[], None]], Callable[[], object] | None]
 """Calls a function after a number of seconds, or once what another one returns has been awaited. Returns a function
 that prevents the call; None, without a call, if the run of the timer ends.
@@ -389,11 +395,11 @@ class RateGate:
 
     def admits(self, run: object, size: CallSize) -> bool:
         """Return whether `run` may begin a call now."""
-        return next(iter(self._queue), run) is run and self.limiter.wait(size[0], self._now(), size[1]) <= 0
+        return next(iter(self._queue), run) is run and self.limiter.wait(size.characters, self._now(), size.usd) <= 0
 
     def reserve(self, run: object, size: CallSize) -> Reservation:
         """Take the share of an admitted call of `run`, whose turn ends."""
-        reservation = self.limiter.reserve(size[0], self._now(), size[1])
+        reservation = self.limiter.reserve(size.characters, self._now(), size.usd)
         self.leave(run)
         return reservation
 

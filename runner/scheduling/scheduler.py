@@ -18,7 +18,7 @@ with a part that failed hard stays blocked.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,7 @@ from typing import Literal
 from plait.backends.backend_protocol import Allowance
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_tuning import Tuning
-from plait.runner.scheduling.own_limits import CallSize, RateGate, Reservation, Timer
+from plait.runner.scheduling.own_limits import CallSize, Ledger, RateGate, Reservation, Timer
 from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Join, Task, may_start
@@ -930,8 +930,11 @@ class RunRates:
         self.usd_of: Callable[[int, str], float] = lambda _position, _name: 0.0
         """Returns the most that a call of a task costs, in US dollars, by position and backend."""
         self.timer: Timer | None = None
-        """The run's timer. None in a preview, which calls no backend."""
-        self._sizes: dict[tuple[RateGate, int], CallSize] = {}
+        """The run's timer. None in a preview, which calls no backend, and once the run has ended."""
+        self._sizes: dict[int, dict[RateGate, CallSize]] = defaultdict(dict)
+        """The sizes of the next calls, by position: the gates of a backend and of its spares ask for them."""
+        self._unsettled: deque[tuple[Ledger, Reservation, float]] = deque()
+        """The dollars reserved for calls that have ended, each with what the call cost, of which no store knows yet."""
         self.reserved: dict[int, tuple[RateGate, Reservation]] = {}
         """The shares of the calls under way, by position."""
 
@@ -942,7 +945,7 @@ class RunRates:
     def reserve(self, gate: RateGate, position: int) -> None:
         """Take the share of the call of the admitted task at `position`."""
         self.reserved[position] = gate, gate.reserve(self._run, self._size(gate, position))
-        self._sizes.pop((gate, position), None)
+        self._sizes.pop(position, None)
 
     def join(self, gate: RateGate, position: int, take: Callable[[], None], calls: int = 1) -> None:
         """Call `take` when the task at `position`, the first of `calls`, may begin its call."""
@@ -974,8 +977,16 @@ class RunRates:
         self._settle_money(gate, reservation, 0.0)
 
     def _settle_money(self, gate: RateGate, reservation: Reservation, usd: float) -> None:
-        if gate.ledger is not None and gate.limiter.counts_money and self.timer is not None:
-            self.timer(partial(gate.ledger.settle, reservation, usd), lambda: None)
+        if gate.ledger is not None and gate.limiter.counts_money:
+            self._unsettled.append((gate.ledger, reservation, usd))
+            if self.timer is not None:
+                self.timer(self.settle_money, lambda: None)
+
+    async def settle_money(self) -> None:
+        """Let the stores know what the calls that have ended cost: at the end of a run those that its timer missed."""
+        while self._unsettled:
+            ledger, reservation, usd = self._unsettled.popleft()
+            await ledger.settle(reservation, usd)
 
     def leave(self) -> None:
         """Leave all lines."""
@@ -990,10 +1001,11 @@ class RunRates:
     def _size(self, gate: RateGate, position: int) -> CallSize:
         limiter = gate.limiter
         if not (limiter.counts_tokens or limiter.counts_money):
-            return 0, 0.0
-        if (gate, position) not in self._sizes:
+            return CallSize(0)
+        sizes = self._sizes[position]
+        if gate not in sizes:
             name = next(name for name, one in self.gates().items() if one is gate) if limiter.counts_money else ""
             # A call that may cost more than the whole limit is made on a day without any other.
             usd = min(self.usd_of(position, name), limiter.limits.usd_per_day or inf) if limiter.counts_money else 0.0
-            self._sizes[gate, position] = (self.size_of(position) if limiter.counts_tokens else 0), usd
-        return self._sizes[gate, position]
+            sizes[gate] = CallSize(self.size_of(position) if limiter.counts_tokens else 0, usd)
+        return sizes[gate]

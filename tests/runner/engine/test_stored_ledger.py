@@ -219,6 +219,35 @@ async def test_a_run_parks_until_midnight_once_the_money_of_its_account_is_spent
         assert (result.status, backend.calls) == (RunStatus.COMPLETED, 12)
 
 
+@pytest.mark.parametrize("how", ["stop", "native"])
+async def test_a_run_that_is_ended_leaves_no_money_reserved(tmp_path: Path, how: str) -> None:
+    under_way = anyio.Event()
+
+    class Hanging(Paid):
+        async def send(self, prompt: str) -> Reply:
+            if self.calls == 2:
+                under_way.set()
+                await anyio.sleep_forever()
+            return await super().send(prompt)
+
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        runner = paying(store, Hanging(), 20.0, concurrency=2)
+        async with anyio.create_task_group() as group, runner.start(DAG([Task(f"t{n}", "p") for n in range(8)])) as run:
+
+            async def end() -> None:
+                await under_way.wait()
+                if how == "stop":
+                    run.stop()
+                else:
+                    group.cancel_scope.cancel()
+
+            group.start_soon(end)
+            await run.result()
+        [row] = (await store.transact(list_accounts())).values()
+        assert row["usd"]["reserved"] == 0.0
+        assert row["usd"]["total"] >= 2.0
+
+
 async def test_what_nobody_can_price_is_refused_under_a_limit_of_money(tmp_path: Path) -> None:
     tasks = DAG([Task("t", "p")])
     async with SQLiteStore(tmp_path / "runs.db") as store:
