@@ -169,9 +169,7 @@ def new_run(
             now = config.clock.wall()
             live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
         live.policy, live.notify, live.priority = policy, config.notify, config.priority or 0
-        await live.take_budget(
-            new_budget(config.budget, dag, unpriced=config.unpriced), dag, names, unpriced=config.unpriced
-        )
+        await live.take_budget(new_budget(config.budget, dag), dag, names, unpriced=config.unpriced)
         at = live.created_at = live.stamp()
         live.owner = claim_for_this_process(at)
         claim = RunClaimed(at, live.owner, config.clock.wall() + config.lease)

@@ -446,7 +446,7 @@ class Executor:
             budget.reserved[task.id] = 0.0  # what it costs all the same is counted
             return 0.0
         if worst == inf:  # nothing else is spent meanwhile
-            worst = 0.0 if budget.unpriced else max(budget.room_for(task), _LEAST_USD)
+            worst = 0.0 if self._run.unpriced else max(budget.room_for(task), _LEAST_USD)
         was_released = position in self._released
         self._released.discard(position)
         waits = self._is_budget_asked or (self._held and not was_released)

@@ -98,7 +98,7 @@ def add(
         run.state.withdraw_tasks(start)
         raise DAGError(problems)
     if run.budget is None:
-        run.budget = new_budget(None, tasks, unpriced=False)
+        run.budget = new_budget(None, tasks)
     run.task_backends += names
     if gathered_by is not None:
         run.state.expand(gathered_by)

@@ -390,7 +390,7 @@ class LiveRun:
             calls = all_calls_of(tasks, [*names], default, self.options.spares)
             calls += [(name, None) for name in further]
             if budget is not None:
-                await self.worst_cases.require(calls, unpriced=budget.unpriced)
+                await self.worst_cases.require(calls, unpriced=unpriced)
             await self.worst_cases.require_by_day(calls, by_day, unpriced=unpriced)
         self.budget, self.unpriced = budget, unpriced
 

@@ -460,7 +460,6 @@ async def _budget(options: RunOptions, run: StoredRun, raises: list[events.Budge
     if given is not None and (budget.usd == inf or given > budget.usd):
         raises.append(events.BudgetRaised(at, given))
         budget.set_limit(raises[-1])
-    budget.unpriced |= options.unpriced
     return budget
 
 

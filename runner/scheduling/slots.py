@@ -375,6 +375,7 @@ class SlotPool:
             for run, waiting in account.queue.items():
                 if run is not releasing and waiting.has_room() and waiting not in passed:
                     first = waiting if first is None or waiting.turn < first.turn else first
+                    break
         return first
 
 
@@ -452,8 +453,12 @@ class ReadyQueue:
         itself and may call again.
         """
         if self.run not in self.account.queue:
+            queue = self.account.queue
             turn = -self.priority, next(_numbers)
-            self.account.queue[self.run] = Waiting(turn, self._has_room, partial(copy_context().run, take))
+            is_ahead = bool(queue) and next(reversed(queue.values())).turn > turn
+            queue[self.run] = Waiting(turn, self._has_room, partial(copy_context().run, take))
+            if is_ahead:
+                self.account.queue = dict(sorted(queue.items(), key=lambda waiting: waiting[1].turn))
 
     def _has_room(self) -> bool:
         return self.pool.taken < self.pool.concurrency and self.slots.taken < self.slots.ceiling

@@ -90,8 +90,6 @@ class Budget:
     """`spent` by task id."""
     raised: dict[str, float] = field(default_factory=dict[str, float])
     """The `max_cost` of each task that was given a higher one, by task id."""
-    unpriced: bool = False
-    """Whether calls without a known worst case are made, and count once they have cost something."""
 
     @property
     def room(self) -> float:
@@ -174,11 +172,11 @@ def check_budget(budget: float | None) -> None:
         raise ValueError(f"budget must be US dollars from 0 to {MOST_USD:,.0f}, not {budget}")
 
 
-def new_budget(usd: float | None, tasks: Iterable[Task], *, unpriced: bool) -> Budget | None:
+def new_budget(usd: float | None, tasks: Iterable[Task]) -> Budget | None:
     """Return the budget of a new run of `tasks`; None if neither the run nor a task has a limit."""
     if usd is None and all(task.max_cost is None for task in tasks):
         return None
-    return Budget(inf if usd is None else usd, unpriced=unpriced)
+    return Budget(inf if usd is None else usd)
 
 
 def budget_setting(usd: float | None, *, unpriced: bool) -> Mapping[str, Any]:
@@ -192,12 +190,11 @@ async def stored_budget(
     """Return the budget of a stored run with what it has spent, and what is reserved for attempts without an end. None
     if neither the run nor a task has a limit, unless `is_limited`: it is about to get one. Raises StoreError.
     """
-    stored = settings.get(BUDGET, {})
     raises = [one async for one in stored_events(store, run_id, BudgetRaised)]
-    usd: float | None = stored.get("usd")
+    usd: float | None = settings.get(BUDGET, {}).get("usd")
     for raised in raises:
         usd = raised.usd if raised.only is None else usd
-    budget = new_budget(inf if usd is None and is_limited else usd, tasks, unpriced=stored.get("unpriced", False))
+    budget = new_budget(inf if usd is None and is_limited else usd, tasks)
     if budget is None:
         return None
     budget.raised = {raised.only: raised.usd for raised in raises if raised.only is not None}
