@@ -19,7 +19,7 @@ from plait.runner.cli.terminal_output import as_line, cells, print_line, print_n
 from plait.runner.client.create_run import KEYED
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.engine.stored_ledger import list_accounts
-from plait.runner.scheduling.account_ledger import Row
+from plait.runner.scheduling.account_ledger import Row, money_of_day
 from plait.runner.state.stored_run import read_settings
 from plait.runner.views.event_sentences import age, size, spent_cells, tokens
 from plait.runner.views.read_views import budget_view, find_runs, run_view
@@ -172,9 +172,7 @@ def _account(name: str, row: Row, now: float) -> dict[str, Any]:
         requests = row.get("requests")
         in_line = 0 if requests is None else max(0, round((requests[2] - now) * limits["requests"] / 60))
         closed = row.get("closed_until", 0.0)
-        money: dict[str, float] = row.get("usd", {})
-        if money.get("day") != int(now // 86_400):
-            money = {}
+        money = money_of_day(row, now)
         users = {user: {"requests": part[0], "tokens": part[1]} for user, part in row.get("users", {}).items()}
         return {
             "account": name,
@@ -183,8 +181,8 @@ def _account(name: str, row: Row, now: float) -> dict[str, Any]:
             "server_requests_per_minute": row["requests"][0] if "requests" in row else None,
             "server_tokens_per_minute": row["tokens"][0] if "tokens" in row else None,
             "usd_per_day": limits.get("usd"),
-            "spent_usd": money.get("total", 0.0) - money.get("reserved", 0.0),
-            "reserved_usd": money.get("reserved", 0.0),
+            "spent_usd": money["total"] - money["reserved"],
+            "reserved_usd": money["reserved"],
             "calls_in_line": 0 if closed > now else in_line,
             "closed_until": iso(closed) if closed > now else None,
             "used_by": users,

@@ -235,7 +235,7 @@ async def create_run(
     budget = config.budget if budget is None else budget
     settings = {**settings, **_requested(config, budget)}
     at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
-    kept |= {PRIORITY: priority} if priority else {}
+    kept |= {} if priority is None else {PRIORITY: priority}
     if key is not None:
         run_id = run_id_of(key)
         compared = {name: value for name, value in settings.items() if name not in _NOT_COMPARED}

@@ -101,7 +101,7 @@ def learn(demand: Demand, row: Row, now: float) -> None:
 
 def settle(reservation: Reservation, usd: float, row: Row, now: float) -> None:
     """Replace the dollars of the reservation by what the call cost. On a later day only what is more counts."""
-    money = _money(row, now)
+    money = money_of_day(row, now)
     if money["day"] == reservation.day:
         money["total"] += usd - reservation.usd
         money["reserved"] = max(0.0, money["reserved"] - reservation.usd)
@@ -128,7 +128,7 @@ def _with_money(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
     limit = demand.limits.usd_per_day
     if limit is None:
         return grant
-    money, usd = _money(row, now), demand.first.usd
+    money, usd = money_of_day(row, now), demand.first.usd
     if money["total"] + usd <= limit + _ROUNDING:
         money["total"] += usd
         money["reserved"] += usd
@@ -139,7 +139,7 @@ def _with_money(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
     return replace(grant, delay=(money["day"] + 1) * _DAY_S - now, closed=USD_PER_DAY)
 
 
-def _money(row: Row, now: float) -> dict[str, Any]:
+def money_of_day(row: Row, now: float) -> dict[str, Any]:
     """Return the dollars of the day in the row. A clock that was put back over midnight begins no other day."""
     day = int(now // _DAY_S)
     if row.get("usd", {}).get("day") not in {day, day + 1}:

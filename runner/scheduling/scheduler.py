@@ -74,7 +74,8 @@ class Scheduler:
         self._priority = priority
         self.searches = slots.searches
         """Whether `call_ended` is to be called: the run searches for the width of its backends."""
-        self._priorities = dag.priorities()
+        self._paths = dag.priorities()
+        """The longest remaining path of each task, by position."""
         self._changed: Callable[[str, Account], None] | None = None
         self._queues: dict[str, ReadyQueue] = {}
         self.rates = RunRates(self, self._gates, priority)
@@ -178,7 +179,7 @@ class Scheduler:
         tasks.
         """
         start = len(self._missing)
-        self._priorities += self._dag.priorities(start, self._priorities)
+        self._paths += self._dag.priorities(start, self._paths)
         self._queue_of += [self._queue(name) for name in backends]
         for position in range(start, len(self._dag)):
             self._missing.append(self._count(position, statuses))
@@ -426,7 +427,7 @@ class Scheduler:
         self._free(position)
         self._judged[position], self._queue_of[position] = self._queue_of[position], queue
         self._moving.add(position)
-        heapq.heappush(queue.heap, (-self._priorities[position], position))
+        heapq.heappush(queue.heap, (-self._paths[position], position))
         self._slots.offer(self, self._priority)
         return True
 
@@ -693,10 +694,10 @@ class Scheduler:
         if task.gathers or self.is_undecided(position):
             self._for_each.ready.append(position)
             return
-        priority = self._priorities[position]
+        path = self._paths[position]
         if goes_on or task.continues is not None:
-            priority += _GOES_ON
-        heapq.heappush(self._queue_of[position].heap, (-priority, position))
+            path += _GOES_ON
+        heapq.heappush(self._queue_of[position].heap, (-path, position))
 
     def _discard_dropped(self, heap: list[tuple[float, int]]) -> None:
         while heap and heap[0][1] in self._dropped:
@@ -709,7 +710,7 @@ class Scheduler:
             self._queue_of[position] = answered = self._judged.pop(position)
             if position in self._moving:
                 self._moving.discard(position)
-                queue.heap.remove((-self._priorities[position], position))
+                queue.heap.remove((-self._paths[position], position))
                 heapq.heapify(queue.heap)
                 self._discard_dropped(queue.heap)
                 return answered.account
