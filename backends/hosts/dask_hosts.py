@@ -24,11 +24,11 @@ from plait.backends.hosts.host_connection import (
     LOST,
     AttemptChannel,
     Channel,
-    Frame,
     HostConnection,
     HostUnreachable,
     ReachableHost,
 )
+from plait.backends.hosts.host_frames import Frame
 from plait.backends.hosts.host_session import HostSession
 from plait.json_form import value
 from plait.safe_text import one_line

@@ -30,13 +30,6 @@ from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Backend, ConversationRequest, DetachedBackend, Files, Output, Reply
 from plait.backends.function_backend import unexpected
-from plait.backends.hosts.host_connection import (
-    LONGEST,
-    Frame,
-    error_json,
-    frame_line,
-    read_frame,
-)
 from plait.backends.hosts.host_fence import (
     LowEpoch,
     Slots,
@@ -45,6 +38,13 @@ from plait.backends.hosts.host_fence import (
     run_folder,
     slots_taken,
     take_fence,
+)
+from plait.backends.hosts.host_frames import (
+    LONGEST,
+    Frame,
+    error_json,
+    frame_line,
+    read_frame,
 )
 from plait.backends.process.child_manifest import manifests_below
 from plait.backends.process.child_process import ProgramBackend, sweep

@@ -23,8 +23,8 @@ from plait.backends.agents.agent_catalog import AGENTS, Installed, look_for_agen
 from plait.backends.extras import install_command
 from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost, probe_hosts
 from plait.backends.prices import list_version
+from plait.backends.process.available_memory import available_memory
 from plait.backends.process.child_manifest import AtWork, agents_at_work, left_over_servers
-from plait.backends.process.process_table import available_memory
 from plait.backends.specs.backend_specs import DaskHostsPart
 from plait.clock_and_ids import parse_time
 from plait.errors import StoreError

@@ -59,6 +59,7 @@ MODULES = (
     "backends/agents/claude_code.py",
     "backends/hosts/host_fence.py",
     "backends/hosts/host_connection.py",
+    "backends/hosts/host_frames.py",
     "backends/hosts/host_session.py",
     "backends/hosts/host_process.py",
     "backends/hosts/host_backend.py",

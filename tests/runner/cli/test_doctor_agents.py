@@ -15,8 +15,9 @@ import pytest
 from plait.backends import AcpBackend
 from plait.backends.agents.agent_catalog import AGENTS, CatalogEntry, agent, look_for_agents
 from plait.backends.agents.cli_agent import AgentBackend
+from plait.backends.process.available_memory import available_memory
 from plait.backends.process.child_process import child_environment
-from plait.backends.process.process_table import available_memory, start_time
+from plait.backends.process.process_table import start_time
 from plait.runner.cli import doctor_command
 from tests.real_agents.install import known
 from tests.support.agents.homes import make_home, until
