@@ -118,14 +118,12 @@ async def _handle_http(request: Request, error: Exception) -> JSONResponse:
     code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
     if code == 400:  # an unreadable body, treated like an invalid one
         code, kind = _INVALID
-    if (
-        code in _HTTP_KINDS and said == HTTPStatus(code).phrase
-    ):  # the framework gives no more than the phrase of the code
+    # The framework gives no more than the phrase of the code.
+    if code in _HTTP_KINDS and said == HTTPStatus(code).phrase:
         said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
     headers = error.headers
-    if code == 405 and (
-        methods := _allowed_methods(request)
-    ):  # the framework names the methods of one route; two routes may share a path
+    # The framework names the methods of one route; two routes may share a path.
+    if code == 405 and (methods := _allowed_methods(request)):
         headers = {"allow": ", ".join(methods)}
     return JSONResponse(problem(kind, said), code, headers=headers)
 
