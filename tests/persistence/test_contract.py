@@ -15,25 +15,15 @@ from hypothesis import strategies as st
 
 from plait.errors import StoreError
 from plait.events import Event, RunClaimed, SessionOpened, TaskInterrupted, TaskStarted, TaskWaiting
-from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
+from plait.persistence import Batch, MemoryStore, SQLiteStore
 from tests.contracts.store import StoreContract
-from tests.contracts.store.samples import AT_START, CREATED, NEXT, OPENING, RUN, at, message, owner, run_becomes, whole
+from tests.contracts.store.samples import CREATED, NEXT, OPENING, RUN, at, message, owner, run_becomes, whole
 from tests.support.stores.model_store import ModelStore
 
 
 class TestMemoryStore(StoreContract):
     def open_store(self, folder: Path) -> MemoryStore:
         return MemoryStore()
-
-    # What is allowed is decided before any SQL, alike for all stores: TestSQLiteStore plays every state.
-
-    @pytest.mark.parametrize("state", list(AT_START)[::6])
-    async def test_task_transitions(self, store: Store, state: str) -> None:
-        await super().test_task_transitions(store, state)
-
-    @pytest.mark.parametrize("state", list(AT_START)[::6])
-    async def test_one_batch_decides_as_two_batches(self, store: Store, state: str) -> None:
-        await super().test_one_batch_decides_as_two_batches(store, state)
 
 
 class TestSQLiteStore(StoreContract):

@@ -212,9 +212,8 @@ ENDINGS: dict[str, tuple[list[Any], str | ErrorKind]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("ending", "stored"), [*((ending, False) for ending in ENDINGS), *((ending, True) for ending in list(ENDINGS)[::4])]
-)
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("stored", [False, True])
 async def test_the_text_of_the_last_message_is_the_answer_if_it_is_whole(
     ending: str, stored: bool, tmp_path: Path
 ) -> None:

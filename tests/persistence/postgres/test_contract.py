@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from plait.persistence import PostgresStore, Store
+from plait.persistence import PostgresStore
 from tests.contracts.store import StoreContract
-from tests.contracts.store.samples import AT_START, OPENING, Writer
+from tests.contracts.store.samples import OPENING, Writer
 from tests.support.stores.postgres import clear, new_store, worker_dsn
 
 
@@ -41,13 +41,3 @@ class TestPostgresStore(StoreContract):
         writer = Writer(store)
         await writer.write(*OPENING)
         return writer
-
-    # What is allowed is decided before any SQL, alike for all stores: TestSQLiteStore plays every state.
-
-    @pytest.mark.parametrize("state", list(AT_START)[::6])
-    async def test_task_transitions(self, store: Store, state: str) -> None:
-        await super().test_task_transitions(store, state)
-
-    @pytest.mark.parametrize("state", list(AT_START)[::6])
-    async def test_one_batch_decides_as_two_batches(self, store: Store, state: str) -> None:
-        await super().test_one_batch_decides_as_two_batches(store, state)

@@ -108,7 +108,7 @@ def test_doctor_says_what_a_file_of_another_format_is(tmp_path: Path, number: in
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("number", [DEVELOPMENT[-1], NEWER])
+@pytest.mark.parametrize("number", [*DEVELOPMENT, NEWER])
 def test_every_command_refuses_it_in_one_line(tmp_path: Path, number: int, words: tuple[str, ...]) -> None:
     make(tmp_path, CHAIN)
     path = tmp_path / "old.db"
