@@ -32,8 +32,8 @@ MOST_NAMED: Final = 5
 """A finding names this number of things at most."""
 
 
-class Fitness(StrEnum):
-    """The meaning of a finding: fit, fit with a reservation, or unfit."""
+class Verdict(StrEnum):
+    """What a finding means: fit, fit with a reservation, or unfit."""
 
     OK = "ok"
     WARNING = "warning"
@@ -46,7 +46,7 @@ class Finding:
 
     check: str
     """The name of the check."""
-    fitness: Fitness
+    verdict: Verdict
     found: str
     """The observation."""
     advice: str = ""
@@ -65,15 +65,15 @@ def library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Find
     name = ".".join(map(str, version))
     if version < OLDEST_SQLITE:
         oldest = ".".join(map(str, OLDEST_SQLITE[:2]))
-        return Finding("sqlite", Fitness.BAD, f"{name} is too old", f"use a Python with SQLite {oldest} or later")
+        return Finding("sqlite", Verdict.BAD, f"{name} is too old", f"use a Python with SQLite {oldest} or later")
     if any(first <= version < fixed for first, fixed in _WAL_RESET_BUG):
         return Finding(
             "sqlite",
-            Fitness.WARNING,
+            Verdict.WARNING,
             f"{name} has the WAL-reset bug: in rare cases two processes that write to one file lose committed data",
             "let one process at a time write to a store, or use a Python with SQLite 3.51.3, 3.50.7 or 3.44.6",
         )
-    return Finding("sqlite", Fitness.OK, name)
+    return Finding("sqlite", Verdict.OK, name)
 
 
 def file(path: Path) -> Iterator[Finding]:
@@ -81,20 +81,20 @@ def file(path: Path) -> Iterator[Finding]:
     try:
         connection = open_database(path, "read", look_for_damage=False)
     except StoreUnusable as error:
-        yield Finding("file", Fitness.BAD, str(error))
+        yield Finding("file", Verdict.BAD, str(error))
         return
     with closing(connection):
         connection.text_factory = decode_lossy  # bytes that are no text fit no checksum, which reports the record
-        yield Finding("schema", Fitness.OK, f"format {tables.FORMAT}")  # another format cannot be opened
+        yield Finding("schema", Verdict.OK, f"format {tables.FORMAT}")  # another format cannot be opened
         try:
             damage, advice = find_damage(connection), "no run can be resumed before"
             if damage:
-                yield Finding("pages", Fitness.BAD, f"damaged: {damage}", f"{repair_advice(path)}; {advice}")
+                yield Finding("pages", Verdict.BAD, f"damaged: {damage}", f"{repair_advice(path)}; {advice}")
             else:
-                yield Finding("pages", Fitness.OK, "whole")
+                yield Finding("pages", Verdict.OK, "whole")
             yield checksums(*read_on(connection, read_records.check_rows))
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote a damaged page
-            yield Finding("file", Fitness.BAD, f"{path} cannot be read: {error}", repair_advice(path))
+            yield Finding("file", Verdict.BAD, f"{path} cannot be read: {error}", repair_advice(path))
             return
     yield _wal(path)
 
@@ -105,10 +105,10 @@ def checksums(damaged: Sequence[str], results: int, messages: int) -> Finding:
     """
     checked = f"results: {results:,}, messages: {messages:,}"
     if not damaged:
-        return Finding("checksums", Fitness.OK, f"all fit ({checked})")
+        return Finding("checksums", Verdict.OK, f"all fit ({checked})")
     more = f" and {len(damaged) - MOST_NAMED} more" if len(damaged) > MOST_NAMED else ""
     found = f"damaged: {', '.join(damaged[:MOST_NAMED])}{more} ({checked})"
-    return Finding("checksums", Fitness.BAD, found, "run these tasks again in a new run, or restore a copy")
+    return Finding("checksums", Verdict.BAD, found, "run these tasks again in a new run, or restore a copy")
 
 
 def _wal(path: Path) -> Finding:
@@ -116,5 +116,5 @@ def _wal(path: Path) -> Finding:
     shown = f"{size / 1e6:,.1f} MB"
     if size > _LARGE_WAL:
         advice = "end the processes that read the store for long; the next write then shrinks the WAL"
-        return Finding("wal", Fitness.WARNING, shown, advice)
-    return Finding("wal", Fitness.OK, shown)
+        return Finding("wal", Verdict.WARNING, shown, advice)
+    return Finding("wal", Verdict.OK, shown)

@@ -319,6 +319,10 @@ class Installed:
         """Whether the version is later than all versions tested with plait."""
         return self.version is not None and _numbers(self.version) > _numbers(self.agent.tested[-1])
 
+    def turns_that_fit(self, memory: int | None) -> int | None:
+        """Return how many turns of the agent fit into `memory` bytes at once; None if `memory` is unknown."""
+        return None if memory is None else memory // (self.agent.memory << 20)
+
 
 async def look_for_agents(patience: float = 15.0) -> tuple[Installed, ...]:
     """Return the state of every agent in the catalogue, in catalogue order.

@@ -314,16 +314,6 @@ def _or_else(spec: object) -> Sequence[str]:
     return getattr(spec, "or_else", ())
 
 
-@value
-class HostsInUse:
-    """A group of hosts in a file."""
-
-    name: str
-    part: HostsPart
-    needs: Collection[Mapping[str, float] | None]
-    """The resources of an attempt, of each kind that the backends in the file place on the hosts."""
-
-
 def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSet:
     """Return the backends of the plan file at `path`; without a file, that of `options` or of the environment."""
     if path is None:
@@ -425,13 +415,15 @@ def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
     """Return the groups of hosts in the file that `--hosts` names: a plan, or the part under `hosts` alone. Raises
     InvalidRequest.
     """
-    return {one.name: one.part for one in hosts_in_use(path)}
+    return {name: part for name, (part, _) in hosts_in_use(path).items()}
 
 
-def hosts_in_use(path: Path | None) -> list[HostsInUse]:
-    """Return the groups of hosts in the file at `path`, as `hosts_of_file`, with their use by the backends there."""
+def hosts_in_use(path: Path | None) -> dict[str, tuple[HostsPart, Collection[Mapping[str, float] | None]]]:
+    """Return the groups of hosts in the file at `path`, as `hosts_of_file`, each with the resources of an attempt of
+    each kind that the backends there place on it.
+    """
     if path is None:
-        return []
+        return {}
     value = read_plan_data(path)
     is_plan = "hosts" in value or "tasks" in value
     found = read_hosts(value.get("hosts") if is_plan else value, path)
@@ -442,7 +434,7 @@ def hosts_in_use(path: Path | None) -> list[HostsInUse]:
     for spec in specs:
         if spec.on is not None and spec.needs not in (kinds := needs.setdefault(spec.on, [])):
             kinds.append(spec.needs)
-    return [HostsInUse(name, part, needs.get(name, ())) for name, part in found.items()]
+    return {name: (part, needs.get(name, ())) for name, part in found.items()}
 
 
 def read_prices(value: object) -> dict[str, Price]:

@@ -19,8 +19,8 @@ from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends.process.child_manifest import left_over_servers
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
-from plait.persistence.store_health import Fitness, file, library
-from plait.runner.cli.doctor_command import file_system, space
+from plait.persistence.store_health import Verdict, file, library
+from plait.runner.client.doctor import file_system, space
 from tests.support.fakes import QuickClock, Talker
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
@@ -249,23 +249,23 @@ def test_runs_under_way_and_interrupted_ones(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fitness"),
+    ("version", "verdict"),
     [
-        ((3, 36, 0), Fitness.BAD),
-        ((3, 37, 0), Fitness.WARNING),
-        ((3, 44, 5), Fitness.WARNING),
-        ((3, 44, 6), Fitness.OK),
-        ((3, 45, 0), Fitness.WARNING),
-        ((3, 50, 6), Fitness.WARNING),
-        ((3, 50, 7), Fitness.OK),
-        ((3, 51, 0), Fitness.WARNING),
-        ((3, 51, 2), Fitness.WARNING),
-        ((3, 51, 3), Fitness.OK),
-        ((3, 54, 1), Fitness.OK),
+        ((3, 36, 0), Verdict.BAD),
+        ((3, 37, 0), Verdict.WARNING),
+        ((3, 44, 5), Verdict.WARNING),
+        ((3, 44, 6), Verdict.OK),
+        ((3, 45, 0), Verdict.WARNING),
+        ((3, 50, 6), Verdict.WARNING),
+        ((3, 50, 7), Verdict.OK),
+        ((3, 51, 0), Verdict.WARNING),
+        ((3, 51, 2), Verdict.WARNING),
+        ((3, 51, 3), Verdict.OK),
+        ((3, 54, 1), Verdict.OK),
     ],
 )
-def test_versions_of_sqlite(version: tuple[int, int, int], fitness: Fitness) -> None:
-    assert library(version).fitness is fitness
+def test_versions_of_sqlite(version: tuple[int, int, int], verdict: Verdict) -> None:
+    assert library(version).verdict is verdict
 
 
 PARENT = """
@@ -290,26 +290,26 @@ MOUNTS = r"""
 
 
 @pytest.mark.parametrize(
-    ("path", "fitness", "kind"),
+    ("path", "verdict", "kind"),
     [
-        ("/home/me/runs.db", Fitness.OK, "ext4"),
-        ("/home/my files/runs.db", Fitness.BAD, "nfs4"),
-        ("/home/my files too/runs.db", Fitness.OK, "ext4"),
-        ("/mnt/c/runs.db", Fitness.BAD, "9p"),
-        ("/tmp/runs.db", Fitness.WARNING, "tmpfs"),
-        ("/tmp/x/runs.db", Fitness.BAD, "cifs"),
-        ("/f/runs.db", Fitness.BAD, "fuse.sshfs"),
-        ("/g/runs.db", Fitness.OK, "fuse.something"),
+        ("/home/me/runs.db", Verdict.OK, "ext4"),
+        ("/home/my files/runs.db", Verdict.BAD, "nfs4"),
+        ("/home/my files too/runs.db", Verdict.OK, "ext4"),
+        ("/mnt/c/runs.db", Verdict.BAD, "9p"),
+        ("/tmp/runs.db", Verdict.WARNING, "tmpfs"),
+        ("/tmp/x/runs.db", Verdict.BAD, "cifs"),
+        ("/f/runs.db", Verdict.BAD, "fuse.sshfs"),
+        ("/g/runs.db", Verdict.OK, "fuse.something"),
     ],
 )
-def test_file_systems(path: str, fitness: Fitness, kind: str) -> None:
+def test_file_systems(path: str, verdict: Verdict, kind: str) -> None:
     found = file_system(Path(path), MOUNTS)
-    assert (found.fitness, kind in found.found) == (fitness, True)
+    assert (found.verdict, kind in found.found) == (verdict, True)
 
 
 def test_where_nothing_tells_it_says_so(tmp_path: Path) -> None:
     assert file_system(tmp_path, None).found == "cannot tell"
-    assert space(tmp_path / "nowhere").fitness is Fitness.WARNING
+    assert space(tmp_path / "nowhere").verdict is Verdict.WARNING
 
 
 def test_a_model_server_whose_parent_is_gone_is_found(tmp_path: Path) -> None:
