@@ -80,8 +80,8 @@ class ParallelRunner:
     - `park`: whether a run ends as `parked` once everything that is left waits for a time that is more than a minute
       away, such as the end of a provider's limit. `Runs.wake`, `plait wake` and the workers of the store continue it
       then, and also if its process dies.
-    - `priority`: of the runs that share slots or an account in this process, those of a higher number come first;
-      runs of the same one take turns. It is stored with a new run, and 0 by default.
+    - `priority`: of the runs that share slots in this process, or an account on the store, those of a higher number
+      come first; runs of the same one take turns. It is stored with a new run, and 0 by default.
     - `clock`, `rng`: the sources of time and of random retry delays.
     """
 

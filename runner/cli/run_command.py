@@ -104,8 +104,8 @@ from plait.safe_text import is_utf8
     "--priority",
     type=int,
     metavar="N",
-    help="Of the runs that share slots or an account in one process, such as those of a worker, let the ones of a "
-    "higher number come first. Default: as the plan says, else 0.",
+    help="Of the runs that share the slots of a worker, or an account on the store, let those of a higher number come "
+    "first. Default: as the plan says, else 0.",
 )
 @click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it.")
 @click.option(

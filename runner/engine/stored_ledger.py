@@ -33,7 +33,16 @@ from plait.runner.scheduling.account_ledger import (
     note_user,
     settle,
 )
-from plait.runner.scheduling.own_limits import PROBE, Demand, Grant, OnClosed, RateLimiter, Reservation, Units
+from plait.runner.scheduling.own_limits import (
+    PROBE,
+    CallSize,
+    Demand,
+    Grant,
+    OnClosed,
+    RateLimiter,
+    Reservation,
+    Units,
+)
 
 T = TypeVar("T")
 Change: TypeAlias = Callable[[Row, float], T]
@@ -77,19 +86,20 @@ class StoredLedger:
         self._user = f"{gethostname()}:{os.getpid()}"
 
     async def fill(
-        self, limiter: RateLimiter, characters: int, calls: int, on_closed: OnClosed, usd: float = 0.0
+        self, limiter: RateLimiter, size: CallSize, calls: int, on_closed: OnClosed, priority: int = 0
     ) -> None:
-        demand = limiter.demand(characters, calls, self._clock.monotonic(), usd)
+        demand = limiter.demand(size, calls, self._clock.monotonic(), priority)
         # Dollars stay reserved, since a commit that raised may have given them back.
         learned = partial(learn, replace(demand, unused=replace(demand.unused, usd=0.0)))
-        grant = await self._change(partial(self._book, demand), learned) or _alone(demand)
+        grant = await self._change(partial(self._book, demand, None), learned) or _alone(demand)
         in_time = False
         try:
             while grant.delay > LONGEST_HOLD_S:
                 if grant.closed:
                     on_closed(self._clock.wall() + grant.delay, grant.closed)
                 await self._clock.sleep(grant.delay)
-                grant = await self._change(partial(book_again, demand, grant)) or Grant(0.0, grant.units)
+                demand = replace(demand, unused=grant.units, allowance=None)
+                grant = await self._change(partial(self._book, demand, grant)) or Grant(0.0, grant.units)
             if grant.delay > 0:
                 await self._clock.sleep(grant.delay)
             if grant.is_probe:
@@ -98,8 +108,8 @@ class StoredLedger:
         finally:
             limiter.grant(grant.units, self._clock.monotonic(), grant.day, in_time=in_time)
 
-    def _book(self, demand: Demand, row: Row, now: float) -> Grant:
-        grant = book(demand, row, now)
+    def _book(self, demand: Demand, before: Grant | None, row: Row, now: float) -> Grant:
+        grant = book(demand, row, now) if before is None else book_again(demand, before, row, now)
         note_user(self._user, demand, grant, row, now)
         return grant
 

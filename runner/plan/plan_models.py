@@ -763,8 +763,8 @@ class PlanPart(_GuessedPart):
     slots of the hosts, else 8.
     """
     priority: int = 0
-    """Of the runs that share slots or an account in one process, those of a higher number come first. Of a called plan,
-    it does not count.
+    """Of the runs that share the slots of a worker, or an account on the store, those of a higher number come first. Of
+    a called plan, it does not count.
     """
     prices: dict[str, PricePart] = Field(default_factory=dict[str, PricePart])
     """Prices by the name of the model, in place of the list of the extra `prices`."""

@@ -5,6 +5,10 @@ BLOCK_S seconds, so that it asks a few times a second however many calls it make
 fit yet takes its units all the same, and may use them once they are refilled. So the processes take turns, and a
 waiting process asks nothing. Whoever has used a block goes behind the others.
 
+A process that has to wait leaves its priority in the row. As long as it waits, and for AHEAD_S afterwards, in which it
+asks for its next block, those of a lower priority book nothing, and look again then. One that has died is waited for no
+longer than that.
+
 Nothing in a row belongs to a process: the units of a process that dies are refilled like used ones.
 
 After a limit of the server that closes the account for long, one process sends one call, the probe, and the others wait
@@ -41,6 +45,10 @@ LONGEST_HOLD_S = 0.25
 SETTLES_S = 2.0
 """Seconds between two looks at an account whose money is reserved for calls under way, or which another process probes.
 """
+AHEAD_S = 0.25
+"""The seconds after its turn for which a process still comes before those of a lower priority. With LONGEST_HOLD_S,
+after which those look again, this is no longer than BURST_S, so that no refill is lost if it asks for nothing more.
+"""
 PROBE_S = 300.0
 """The longest time for which the other processes wait for a probe."""
 _KEPT_S = 3_600.0
@@ -57,7 +65,7 @@ the server's own limit or None, the level and the time of the level, at which th
 the `limits` of the last booking, and the `users` with the requests and tokens that each has booked. With a limit of
 money, `usd` has the `day` in UTC since 1970, the dollars of that day in `total`, the part of them that is `reserved`
 for calls under way, and `at`, the time of the last change. `held` is there until a probe was accepted: the time until
-which one is under way, or 0.
+which one is under way, or 0. `ahead` has the highest priority that waits, and the time until which it comes first.
 """
 
 
@@ -66,6 +74,8 @@ def book(demand: Demand, row: Row, now: float) -> Grant:
     _follow_clock(row, now)
     learn(demand, row, now)
     opens = max(now, row.get("closed_until", 0.0))
+    if others := _wait_for_others(demand, row, now):
+        return Grant(others, Units(), CLOSED if opens > now else "")
     buckets = {name: _bucket(row, name, each, opens) for name, each in _each(demand.limits).items()}
     first, call = demand.first, demand.call
     more = 0
@@ -110,16 +120,26 @@ def settle(reservation: Reservation, usd: float, row: Row, now: float) -> None:
     money["at"] = now
 
 
+def _wait_for_others(demand: Demand, row: Row, now: float) -> float:
+    """Return the seconds after which to look again whether a call of a higher priority waits; 0 if none does now."""
+    priority, until = row.get("ahead", (0, 0.0))
+    return until - now + LONGEST_HOLD_S if priority > demand.priority and until > now else 0.0
+
+
 def _admit(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
-    """Let a grant that is used at once wait for a probe under way, or be one itself, and reserve its dollars."""
-    if grant.delay > LONGEST_HOLD_S:
-        return grant
-    if row.get("held", 0.0) > now:
-        return replace(grant, delay=SETTLES_S)
-    grant = _with_money(demand, grant, row, now)
-    if "held" in row and grant.delay <= LONGEST_HOLD_S:
-        row["held"] = now + PROBE_S
-        return replace(grant, is_probe=True)
+    """Let a grant that is used at once wait for a probe under way, or be one itself, and reserve its dollars. If it has
+    to wait for anything but another day, those of a lower priority wait too.
+    """
+    if grant.delay <= LONGEST_HOLD_S:
+        if row.get("held", 0.0) > now:
+            grant = replace(grant, delay=SETTLES_S)
+        else:
+            grant = _with_money(demand, grant, row, now)
+            if "held" in row and grant.delay <= LONGEST_HOLD_S:
+                row["held"] = now + PROBE_S
+                grant = replace(grant, is_probe=True)
+    if grant.delay > 0 and grant.closed != USD_PER_DAY and not _wait_for_others(demand, row, now):
+        row["ahead"] = demand.priority, now + grant.delay + AHEAD_S
     return grant
 
 
@@ -128,6 +148,8 @@ def _with_money(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
     limit = demand.limits.usd_per_day
     if limit is None:
         return grant
+    if others := _wait_for_others(demand, row, now):
+        return replace(grant, delay=others)
     money, usd = money_of_day(row, now), demand.first.usd
     if money["total"] + usd <= limit + _ROUNDING:
         money["total"] += usd
@@ -162,8 +184,10 @@ def note_user(user: str, demand: Demand, grant: Grant, row: Row, now: float) -> 
 
 
 def book_again(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
-    """Return the grant, whose time has come, or another one if the account was closed meanwhile, or has no money."""
-    if row.get("closed_until", 0.0) <= now:
+    """Return the grant, whose time has come, or another one if it has no units yet, if the account was closed
+    meanwhile, or has no money.
+    """
+    if grant.units != Units() and row.get("closed_until", 0.0) <= now:
         return _admit(demand, replace(grant, delay=0.0, closed=""), row, now)
     return book(replace(demand, unused=grant.units, allowance=None), row, now)
 
@@ -190,6 +214,7 @@ def _follow_clock(row: Row, now: float) -> None:
     back = row.get("seen", now) - now
     if back > _STEP_S:
         row["closed_until"] = row.get("closed_until", 0.0) - back
+        row.pop("ahead", None)
         row |= {"held": row["held"] - back} if "held" in row else {}
         for name in _LIMITS & row.keys():
             row[name][2] -= back

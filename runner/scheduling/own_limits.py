@@ -137,6 +137,15 @@ class GrantedUnits(TokenBucket):
             self.level = 0.0
 
 
+class CallSize(NamedTuple):
+    """The size of a call."""
+
+    characters: int
+    """Of its prompt and history."""
+    usd: float = 0.0
+    """The most US dollars that it costs."""
+
+
 @value
 class Units:
     """Requests, tokens, and US dollars."""
@@ -163,6 +172,8 @@ class Demand:
     """The server's own limits, as last reported."""
     day: int = 0
     """The day of the unused dollars, as `Grant.day`."""
+    priority: int = 0
+    """The priority of the run that makes the first call."""
 
 
 @value
@@ -191,11 +202,12 @@ class Ledger(Protocol):
     """The limits of an account as a store keeps them for several processes."""
 
     async def fill(
-        self, limiter: RateLimiter, characters: int, calls: int, on_closed: OnClosed, usd: float = 0.0
+        self, limiter: RateLimiter, size: CallSize, calls: int, on_closed: OnClosed, priority: int = 0
     ) -> None:
-        """Wait for a grant that lets one of `calls` calls begin, the first with `characters` and `usd`, and add it to
-        `limiter`. While the account is closed, call `on_closed` with the Unix time of the end, and why. Never fails:
-        without its store a process keeps the limits of rate alone, and spends nothing under a limit of money.
+        """Wait for a grant that lets one of `calls` calls begin, the first of `size`, and add it to `limiter`. Calls of
+        a higher `priority` come first, whatever process makes them. While the account is closed, call `on_closed` with
+        the Unix time of the end, and why. Never fails: without its store a process keeps the limits of rate alone, and
+        spends nothing under a limit of money.
         """
         ...
 
@@ -270,19 +282,19 @@ class RateLimiter:
         """Return the expected tokens of a call with a prompt and a history of `characters`."""
         return characters * self._ratio + self._output
 
-    def wait(self, characters: int, now: float, usd: float = 0.0) -> float:
-        """Return the seconds until a call that costs at most `usd` may begin; 0 if it may begin now."""
+    def wait(self, size: CallSize, now: float) -> float:
+        """Return the seconds until a call may begin; 0 if it may begin now."""
         requests = 0.0 if self._requests is None else self._requests.wait(1, now)
-        tokens = 0.0 if self._tokens is None else self._tokens.wait(self.estimate(characters), now)
-        return max(requests, tokens, 0.0 if self._usd is None else self._usd.wait(usd, now))
+        tokens = 0.0 if self._tokens is None else self._tokens.wait(self.estimate(size.characters), now)
+        return max(requests, tokens, 0.0 if self._usd is None else self._usd.wait(size.usd, now))
 
-    def reserve(self, characters: int, now: float, usd: float = 0.0) -> Reservation:
+    def reserve(self, size: CallSize, now: float) -> Reservation:
         """Take the share of a call from all buckets. The caller makes sure that the call need not wait."""
         with self._lock:
-            reservation = Reservation(characters, self.estimate(characters), usd, self._day)
+            reservation = Reservation(size.characters, self.estimate(size.characters), size.usd, self._day)
             self._take(1, reservation.tokens, now)
             if self._usd is not None:
-                self._usd.take(usd, now)
+                self._usd.take(size.usd, now)
             return reservation
 
     def settle(self, reservation: Reservation, input_tokens: int, output_tokens: int, now: float) -> None:
@@ -310,10 +322,10 @@ class RateLimiter:
             if self._tokens is not None:
                 self._tokens.lower(allowance.tokens_per_minute, allowance.tokens_left, now)
 
-    def demand(self, characters: int, calls: int, now: float, usd: float = 0.0) -> Demand:
-        """Return what to ask the store for, so that the first of `calls` calls may begin, which costs at most `usd`."""
+    def demand(self, size: CallSize, calls: int, now: float, priority: int = 0) -> Demand:
+        """Return what to ask the store for, so that the first of `calls` calls may begin, which has this `size`."""
         with self._lock:
-            size = 0.0 if self._tokens is None else self.estimate(characters)
+            tokens = 0.0 if self._tokens is None else self.estimate(size.characters)
             has, expired = list[float](), list[float]()
             for bucket in (self._requests, self._tokens, self._usd):
                 if isinstance(bucket, GrantedUnits):
@@ -324,9 +336,10 @@ class RateLimiter:
                 else:
                     has.append(0.0)
                     expired.append(0.0)
-            first = Units(max(0.0, 1 - has[0]), max(0.0, size - has[1]), max(0.0, usd - has[2]))
+            first = Units(max(0.0, 1 - has[0]), max(0.0, tokens - has[1]), max(0.0, size.usd - has[2]))
             allowance, self._allowance = self._allowance, None
-            return Demand(self.limits, first, Units(1.0, size), calls, Units(*expired), allowance, self._day)
+            call, unused = Units(1.0, tokens), Units(*expired)
+            return Demand(self.limits, first, call, calls, unused, allowance, self._day, priority)
 
     def grant(self, units: Units, now: float, day: int = 0, *, in_time: bool = True) -> None:
         """Add units that the store has granted, to be used now unless not `in_time`. The dollars count on `day`."""
@@ -353,15 +366,6 @@ class RateLimiter:
             self._requests.take(requests, now)
         if self._tokens is not None:
             self._tokens.take(tokens, now)
-
-
-class CallSize(NamedTuple):
-    """The size of a call."""
-
-    characters: int
-    """Of its prompt and history."""
-    usd: float = 0.0
-    """The most US dollars that it costs."""
 
 
 Timer: TypeAlias = Callable[[float | Callable[[], Awaitable[None]], Callable[[], None]], Callable[[], object] | None]
@@ -395,11 +399,11 @@ class RateGate:
 
     def admits(self, run: object, size: CallSize) -> bool:
         """Return whether `run` may begin a call now."""
-        return next(iter(self._queue), run) is run and self.limiter.wait(size.characters, self._now(), size.usd) <= 0
+        return next(iter(self._queue), run) is run and self.limiter.wait(size, self._now()) <= 0
 
     def reserve(self, run: object, size: CallSize) -> Reservation:
         """Take the share of an admitted call of `run`, whose turn ends."""
-        reservation = self.limiter.reserve(size.characters, self._now(), size.usd)
+        reservation = self.limiter.reserve(size, self._now())
         self.leave(run)
         return reservation
 
@@ -456,12 +460,12 @@ class RateGate:
             self._cancel()
         self._timed = self._cancel = self.closed_until = None
         while self._cancel is None and self._queue:
-            first, ((characters, usd), _, _, timer, _) = next(iter(self._queue.items()))
-            wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(characters, self._now(), usd)
+            first, (size, _, _, timer, priority) = next(iter(self._queue.items()))
+            wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(size, self._now())
             self._asks = wait == inf
             if self._asks and self.ledger is not None:
-                calls = sum(calls for _, calls, *_ in self._queue.values())
-                wait = partial(self.ledger.fill, self.limiter, characters, calls, self._closed, usd)
+                calls = sum(calls for _, calls, *_, each in self._queue.values() if each == priority)
+                wait = partial(self.ledger.fill, self.limiter, size, calls, self._closed, priority)
             self._cancel = timer(wait, self._call_first)
             if self._cancel is None:
                 del self._queue[first]

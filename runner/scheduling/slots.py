@@ -4,7 +4,8 @@ Slots belong to a single run, or are shared by several runs of an event loop. Be
 backend, which refusals close or narrow for all runs of the process. What one run sets free, a shared slot or a backend,
 is first offered to the waiting runs, longest wait first, before the releasing run may use it again. A wide run
 therefore cannot starve the others. Each backend has a queue of its own: a run served in one queue keeps its turn in the
-other queues. Runs of a higher priority come first: those of a lower one get what they leave.
+other queues. Runs of a higher priority come first: those of a lower one get what they leave. `account_ledger` does the
+same between processes.
 
 A refused call (a rate limit, an overload) delays its own task. Whether the backend refuses the others too is found out
 by the `Account`:

@@ -15,7 +15,7 @@ def played(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", [(), ("--postgres",)], ids=["one host", "a server"])
+@pytest.mark.parametrize("words", [(), ("--postgres",), ("--unequal",)], ids=["one host", "a server", "unequal"])
 def test_processes_share_an_allowance(words: tuple[str, ...]) -> None:
     done = played("--tasks", "100", *words)
     assert done.returncode == 0, done.stdout + done.stderr

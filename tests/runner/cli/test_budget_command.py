@@ -11,7 +11,7 @@ import anyio
 from plait import SQLiteStore
 from plait.clock_and_ids import Clock
 from plait.runner.engine.stored_ledger import StoredLedger
-from plait.runner.scheduling.own_limits import RateLimiter, RateLimits
+from plait.runner.scheduling.own_limits import CallSize, RateLimiter, RateLimits
 from tests.support.processes.command import plait_here
 
 PLAN = """
@@ -38,8 +38,8 @@ async def _used(folder: Path, calls: int) -> None:
     async with SQLiteStore(folder / ".plait" / "plait.db") as store:
         ledger = StoredLedger(store, "api 1234", Clock())
         for _ in range(calls):
-            await ledger.fill(limiter, 0, 1, lambda _until, _why: None)
-            limiter.reserve(0, Clock().monotonic())
+            await ledger.fill(limiter, CallSize(0), 1, lambda _until, _why: None)
+            limiter.reserve(CallSize(0), Clock().monotonic())
         if calls:
             await ledger.close(Clock().wall() + 3_600)
 

@@ -23,7 +23,7 @@ from plait.persistence import MemoryStore
 from plait.persistence.tables import Reading
 from plait.runner.engine.stored_ledger import StoredLedger, change, list_accounts
 from plait.runner.scheduling.account_ledger import SETTLES_S, Row
-from plait.runner.scheduling.own_limits import RateLimiter, Reservation, Units
+from plait.runner.scheduling.own_limits import CallSize, RateLimiter, Reservation, Units
 from plait.usage import Usage
 from tests.support.stores.postgres import worker_dsn
 
@@ -106,9 +106,40 @@ async def test_the_processes_of_a_store_book_one_after_the_other(opened: Callabl
     async with opened() as store:
         ledgers = [StoredLedger(store, f"in line {id(clock)}", clock) for _ in limiters]
         for ledger, limiter in zip(ledgers, limiters, strict=True):
-            await ledger.fill(limiter, 0, 8, never)
-            assert limiter.wait(0, clock.monotonic()) == 0
+            await ledger.fill(limiter, CallSize(0), 8, never)
+            assert limiter.wait(CallSize(0), clock.monotonic()) == 0
     assert clock.slept == pytest.approx([60.0, 120.0], abs=25.0)
+
+
+async def test_a_process_of_a_lower_priority_books_nothing_while_another_waits(
+    opened: Callable[[], SQLiteStore],
+) -> None:
+    clock, patient = Recorded(), Recorded()
+    first, urgent, other, next_one = (RateLimiter(RateLimits(1), 0.0, is_granted=True) for _ in range(4))
+    async with opened() as store:
+        name = f"ahead {id(clock)}"
+        ledger = StoredLedger(store, name, clock)
+        await ledger.fill(first, CallSize(0), 1, never)
+        await ledger.fill(urgent, CallSize(0), 1, never, 5)
+        with anyio.move_on_after(0.3):  # its clock passes: it looks again and again
+            await StoredLedger(store, name, patient).fill(other, CallSize(0), 1, never)
+        await ledger.fill(next_one, CallSize(0), 1, never, 5)
+    assert other.wait(CallSize(0), patient.monotonic()) > 0
+    assert len(patient.slept) > 1
+    assert min(patient.slept) > 50.0
+    assert clock.slept == pytest.approx([60.0, 120.0], abs=9.0), "the next of the higher priority is not behind it"
+
+
+async def test_a_run_leaves_its_priority_where_it_waits(tmp_path: Path) -> None:
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        backend = Blocked()
+        backend.may_answer.set()
+        rates = {"api": RateLimits(600)}
+        await ParallelRunner(backends={"api": backend}, rates=rates, store=store, priority=3, concurrency=8).run(
+            DAG([Task(f"t{n}", "p") for n in range(8)])
+        )
+        [row] = (await store.transact(list_accounts())).values()
+    assert row["ahead"][0] == 3
 
 
 class Watched(SQLiteStore):
@@ -269,8 +300,8 @@ async def test_a_call_above_the_whole_limit_is_made_on_a_day_without_another(tmp
 
 async def test_nothing_is_spent_while_the_store_is_away() -> None:
     clock, limiter = Recorded(), RateLimiter(RateLimits(usd_per_day=5.0), 0.0, is_granted=True)
-    await StoredLedger(Away(), "a", clock).fill(limiter, 0, 1, never, 1.0)
-    assert limiter.wait(0, clock.monotonic(), 1.0) > 0
+    await StoredLedger(Away(), "a", clock).fill(limiter, CallSize(0, 1.0), 1, never)
+    assert limiter.wait(CallSize(0, 1.0), clock.monotonic()) > 0
     assert clock.slept == [SETTLES_S]
 
 
@@ -280,7 +311,7 @@ async def test_an_account_learns_later_what_it_missed_while_the_store_was_away(t
         flaky = Flaky(store)
         ledger = StoredLedger(flaky, "a", clock)
         limiter.lower(Allowance(requests_per_minute=60), clock.monotonic())
-        await ledger.fill(limiter, 0, 1, never)
+        await ledger.fill(limiter, CallSize(0), 1, never)
         await ledger.close(clock.wall() + 3_600)
         reservation = Reservation(0, 0.0, 1.0, int(clock.wall() // 86_400))
         await ledger.settle(reservation, 3.0)
@@ -316,8 +347,8 @@ async def test_without_its_store_a_process_keeps_the_limit_alone() -> None:
     clock, limiter = Recorded(), RateLimiter(RateLimits(600), 0.0, is_granted=True)
     ledger = StoredLedger(Away(), "a", clock)
     for _ in range(3):
-        await ledger.fill(limiter, 0, 8, never)
-        limiter.reserve(0, clock.monotonic())
+        await ledger.fill(limiter, CallSize(0), 8, never)
+        limiter.reserve(CallSize(0), clock.monotonic())
     assert clock.slept == pytest.approx([0.1] * 3)
     await ledger.close(5.0)
 
@@ -326,11 +357,11 @@ async def test_a_grant_that_nobody_waits_for_any_more_goes_back(tmp_path: Path) 
     limiter = RateLimiter(RateLimits(1), 0.0, is_granted=True)
     async with SQLiteStore(tmp_path / "runs.db") as store:
         ledger = StoredLedger(store, "a", Clock())
-        await ledger.fill(limiter, 0, 1, never)
-        limiter.reserve(0, Clock().monotonic())
+        await ledger.fill(limiter, CallSize(0), 1, never)
+        limiter.reserve(CallSize(0), Clock().monotonic())
         with anyio.move_on_after(0.2):  # the next may begin in a minute
-            await ledger.fill(limiter, 0, 1, never)
-    demand = limiter.demand(0, 1, Clock().monotonic())
+            await ledger.fill(limiter, CallSize(0), 1, never)
+    demand = limiter.demand(CallSize(0), 1, Clock().monotonic())
     assert demand.unused == Units(1.0)
     assert demand.first == Units(1.0)
 
@@ -366,7 +397,7 @@ async def test_a_refusal_closes_the_account_for_all_processes(tmp_path: Path) ->
         [(name, _)] = (await store.transact(list_accounts())).items()
         clock, limiter, told = Recorded(), RateLimiter(RateLimits(6_000), 0.0, is_granted=True), list[float]()
         with anyio.move_on_after(0.5):
-            await StoredLedger(store, name, clock).fill(limiter, 0, 1, lambda until, _why: told.append(until))
+            await StoredLedger(store, name, clock).fill(limiter, CallSize(0), 1, lambda until, _why: told.append(until))
         assert clock.slept[0] > 800, "another process waits as well"
         assert told[0] - Clock().wall() > 800
 

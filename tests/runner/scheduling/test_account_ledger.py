@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from plait import RateLimits
 from plait.backends.backend_protocol import Allowance
 from plait.runner.scheduling.account_ledger import (
+    AHEAD_S,
     BLOCK_S,
+    LONGEST_HOLD_S,
     PROBE_S,
     SETTLES_S,
     Row,
@@ -23,7 +25,7 @@ from plait.runner.scheduling.account_ledger import (
     learn,
     settle,
 )
-from plait.runner.scheduling.own_limits import BURST_S, Demand, Grant, RateLimiter, Reservation, Units
+from plait.runner.scheduling.own_limits import BURST_S, CallSize, Demand, Grant, RateLimiter, Reservation, Units
 
 ONE = Units(1.0)
 
@@ -154,6 +156,61 @@ def test_a_clock_that_was_put_back_holds_nobody_up() -> None:
     assert book(asks(), row, 499.5).delay == pytest.approx(30.7), "two readings in the wrong order are no step"
 
 
+# Priority: those of a lower one book nothing while one waits.
+
+
+def test_while_a_process_waits_those_of_a_lower_priority_book_nothing() -> None:
+    row = emptied()
+    urgent = book(asks(priority=5), row, 0.0)
+    assert urgent.delay == pytest.approx(0.1)
+    other = book(asks(), row, 0.0)
+    assert (other.units, other.closed) == (Units(), "")
+    assert other.delay == pytest.approx(0.1 + AHEAD_S + LONGEST_HOLD_S)
+    assert book(asks(priority=5), row, 0.1).delay == pytest.approx(0.1), "at its turn the first asks for the next"
+    assert book_again(asks(), other, row, 0.3).units == Units()
+    last = book_again(asks(), other, row, 0.6)
+    assert (last.delay, last.units) == (0, ONE), "nobody waits any more: there is no limit for those of a lower one"
+    assert AHEAD_S + LONGEST_HOLD_S <= BURST_S, "no refill is lost meanwhile"
+
+
+def test_those_of_the_same_priority_take_turns_before_those_of_a_lower_one() -> None:
+    row = emptied()
+    delays = [book(asks(priority=each), row, 0.0).delay for each in (1, 5, 5)]
+    assert delays == pytest.approx([0.1, 0.2, 0.3])
+    assert book(asks(priority=1), row, 0.0).units == Units(), "the first had its turn: now it waits"
+    assert book(asks(priority=7), row, 0.0).delay == pytest.approx(0.4)
+    book(asks(priority=1), row, 0.0)
+    assert row["ahead"][0] == 7
+
+
+def test_a_process_that_waited_and_died_is_waited_for_no_longer_than_its_turn() -> None:
+    row = emptied()
+    book(asks(60, priority=5), row, 0.0)
+    other = book(asks(60), row, 0.0)
+    assert book_again(asks(60), other, row, other.delay).units == ONE
+
+
+def test_a_process_that_need_not_wait_holds_nobody_up() -> None:
+    row: Row = {}
+    assert book(asks(priority=5), row, 0.0).delay == 0
+    assert book(asks(), row, 0.0).units == ONE
+
+
+def test_a_closed_account_is_told_to_those_of_a_lower_priority_too() -> None:
+    row = emptied()
+    close(30.0, row, 0.0)
+    book(asks(priority=5), row, 1.0)
+    other = book(asks(), row, 1.0)
+    assert (other.closed, other.units) == ("closed", Units())
+    assert 29.0 < other.delay < 30.0
+
+
+def test_a_clock_that_was_put_back_ends_the_wait_for_a_higher_priority() -> None:
+    row = emptied(1_000.0)
+    book(asks(priority=5), row, 1_000.0)
+    assert book(asks(), row, 500.0).units == ONE
+
+
 def closed_for_long() -> Row:
     row = emptied()
     close(3_600.0, row, 0.0, probe=True)
@@ -264,6 +321,27 @@ def test_money_reserved_for_calls_under_way_is_waited_for() -> None:
     assert lost.closed == "usd_per_day", "nobody settles any more: the processes have died"
 
 
+def test_money_that_a_higher_priority_waits_for_is_not_spent_by_a_lower_one() -> None:
+    row: Row = {}
+    now = 20 * DAY
+    grant = book(pays(9.0), row, now)
+    urgent = replace(pays(6.0), priority=5)
+    waits = book(urgent, row, now)
+    assert (waits.delay, waits.closed) == (SETTLES_S, "")
+    other = replace(pays(1.0), first=Units(1.0, usd=1.0))  # has its request already
+    assert book_again(other, Grant(0.0, ONE), row, now + 1).units.usd == 0
+    settle(reserved(grant), 1.0, row, now + 2)
+    assert book_again(urgent, waits, row, now + 2).units.usd == 6.0
+    assert book_again(other, Grant(0.0, ONE), row, now + 3).units.usd == 1.0
+
+
+def test_a_call_that_waits_for_another_day_holds_up_no_smaller_one() -> None:
+    row: Row = {}
+    settle(reserved(book(pays(6.0), row, 20 * DAY)), 6.0, row, 20 * DAY)
+    assert book(replace(pays(6.0), priority=5), row, 20 * DAY).closed == "usd_per_day"
+    assert book(pays(1.0), row, 20 * DAY).units.usd == 1.0
+
+
 def test_a_call_that_ends_on_another_day_counts_on_its_own() -> None:
     row: Row = {}
     grant = book(pays(9.0), row, 21 * DAY - 5)
@@ -290,38 +368,38 @@ def granting(requests: float = 600, tokens: float | None = None) -> RateLimiter:
 
 def test_a_process_calls_nothing_that_it_was_not_granted() -> None:
     limiter = granting()
-    assert limiter.wait(0, 50.0) == float("inf")
+    assert limiter.wait(CallSize(0), 50.0) == float("inf")
     limiter.grant(Units(2.0), 50.0)
-    assert limiter.wait(0, 50.0) == 0
-    limiter.reserve(0, 50.0)
-    limiter.reserve(0, 50.0)
-    assert limiter.wait(0, 50.0) == float("inf")
+    assert limiter.wait(CallSize(0), 50.0) == 0
+    limiter.reserve(CallSize(0), 50.0)
+    limiter.reserve(CallSize(0), 50.0)
+    assert limiter.wait(CallSize(0), 50.0) == float("inf")
 
 
 def test_units_that_are_not_used_in_time_go_back() -> None:
     limiter = granting()
     limiter.grant(Units(2.0), 0.0)
-    limiter.reserve(0, 0.1)
-    assert limiter.wait(0, BURST_S + 0.1) == float("inf")
-    assert limiter.demand(0, 1, 1.0).unused == Units(1.0)
-    assert limiter.demand(0, 1, 1.0).unused == Units(), "once"
+    limiter.reserve(CallSize(0), 0.1)
+    assert limiter.wait(CallSize(0), BURST_S + 0.1) == float("inf")
+    assert limiter.demand(CallSize(0), 1, 1.0).unused == Units(1.0)
+    assert limiter.demand(CallSize(0), 1, 1.0).unused == Units(), "once"
     limiter.grant(Units(3.0), 1.0, in_time=False)
-    assert limiter.demand(0, 1, 1.0).unused == Units(3.0)
+    assert limiter.demand(CallSize(0), 1, 1.0).unused == Units(3.0)
 
 
 def test_a_call_is_settled_by_what_it_used() -> None:
     limiter = granting(600, 60_000)
-    demand = limiter.demand(1_000, 3, 0.0)
+    demand = limiter.demand(CallSize(1_000), 3, 0.0)
     assert demand.first == demand.call == Units(1.0, 400.0)
     assert demand.calls == 3
     limiter.grant(demand.first, 0.0)
-    limiter.settle(limiter.reserve(1_000, 0.0), 500, 200, 0.1)
-    debt = limiter.demand(0, 1, 0.1)
+    limiter.settle(limiter.reserve(CallSize(1_000), 0.0), 500, 200, 0.1)
+    debt = limiter.demand(CallSize(0), 1, 0.1)
     assert debt.first.tokens == pytest.approx(debt.call.tokens + 300), "more than expected is asked for next time"
 
 
 def test_what_the_server_reports_is_told_once() -> None:
     limiter, allowance = granting(), Allowance(60, 3)
     limiter.lower(allowance, 0.0)
-    assert limiter.demand(0, 1, 0.0).allowance == allowance
-    assert limiter.demand(0, 1, 0.0).allowance is None
+    assert limiter.demand(CallSize(0), 1, 0.0).allowance == allowance
+    assert limiter.demand(CallSize(0), 1, 0.0).allowance is None

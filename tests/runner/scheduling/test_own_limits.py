@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from plait import RateLimits
 from plait.backends.backend_protocol import Allowance
-from plait.runner.scheduling.own_limits import BURST_S, RateLimiter, TokenBucket
+from plait.runner.scheduling.own_limits import BURST_S, CallSize, RateLimiter, TokenBucket
 
 STEPS = st.lists(
     st.tuples(
@@ -28,9 +28,9 @@ def test_no_window_takes_more_than_burst_refill_and_one_call(steps, requests, to
         if what == "pass":
             now += seconds
         elif what == "begin":
-            now += limiter.wait(amount, now)
-            assert limiter.wait(amount, now) <= 1e-6
-            under_way.append(limiter.reserve(amount, now))
+            now += limiter.wait(CallSize(amount), now)
+            assert limiter.wait(CallSize(amount), now) <= 1e-6
+            under_way.append(limiter.reserve(CallSize(amount), now))
             taken.append((now, 1, under_way[-1].tokens))
         elif what == "server":
             limiter.lower(Allowance(amount or None, amount, amount or None, amount), now)
@@ -55,33 +55,33 @@ def test_no_window_takes_more_than_burst_refill_and_one_call(steps, requests, to
 
 def test_a_call_begins_exactly_when_its_wait_is_over():
     limiter = RateLimiter(RateLimits(60), 100.0)
-    limiter.reserve(0, 100.0)
-    assert limiter.wait(0, 100.2) == pytest.approx(0.8)
-    assert limiter.wait(0, 101.0) == 0
+    limiter.reserve(CallSize(0), 100.0)
+    assert limiter.wait(CallSize(0), 100.2) == pytest.approx(0.8)
+    assert limiter.wait(CallSize(0), 101.0) == 0
 
 
 def test_an_idle_hour_saves_half_a_second_of_calls():
     limiter = RateLimiter(RateLimits(600), 0.0)
     begun = 0
-    while not limiter.wait(0, 3600.0):
-        limiter.reserve(0, 3600.0)
+    while not limiter.wait(CallSize(0), 3600.0):
+        limiter.reserve(CallSize(0), 3600.0)
         begun += 1
     assert begun == 5
 
 
 def test_tokens_are_reserved_by_estimate_and_settled_by_usage():
     limiter = RateLimiter(RateLimits(tokens_per_minute=6_000), 0.0)
-    call = limiter.reserve(1_000, 0.0)
+    call = limiter.reserve(CallSize(1_000), 0.0)
     assert call.tokens == 1_000 * 0.30 + 1_024
-    assert limiter.wait(1_000, 0.0) == pytest.approx(13.24)  # the debt, and a full bucket
+    assert limiter.wait(CallSize(1_000), 0.0) == pytest.approx(13.24)  # the debt, and a full bucket
     limiter.settle(call, 240, 10, 0.0)
-    assert limiter.wait(1_000, 0.0) == pytest.approx(2.5)
+    assert limiter.wait(CallSize(1_000), 0.0) == pytest.approx(2.5)
 
 
 def test_estimates_learn_from_usage():
     limiter = RateLimiter(RateLimits(tokens_per_minute=60_000), 0.0)
     for at in range(40):
-        limiter.settle(limiter.reserve(1_000, at), 200, 100, at)
+        limiter.settle(limiter.reserve(CallSize(1_000), at), 200, 100, at)
     assert limiter.estimate(1_000) == pytest.approx(300, rel=0.01)
 
 
@@ -91,16 +91,16 @@ def test_a_backends_own_limit_bounds_the_first_estimate():
 
 def test_a_call_without_usage_keeps_its_estimate():
     limiter = RateLimiter(RateLimits(tokens_per_minute=6_000), 0.0)
-    call = limiter.reserve(0, 0.0)
-    before = limiter.wait(0, 0.0)
+    call = limiter.reserve(CallSize(0), 0.0)
+    before = limiter.wait(CallSize(0), 0.0)
     limiter.settle(call, 0, 0, 0.0)
-    assert limiter.wait(0, 0.0) == before > 0
+    assert limiter.wait(CallSize(0), 0.0) == before > 0
 
 
 def test_a_returned_call_costs_nothing():
     limiter = RateLimiter(RateLimits(60, 600), 0.0)
-    limiter.give_back(limiter.reserve(10, 0.0), 0.0)
-    assert limiter.wait(10, 0.0) == 0
+    limiter.give_back(limiter.reserve(CallSize(10), 0.0), 0.0)
+    assert limiter.wait(CallSize(10), 0.0) == 0
 
 
 def test_the_server_lowers_the_rate_and_never_raises_it():
@@ -121,9 +121,9 @@ def test_what_the_server_has_left_lowers_the_bucket():
 
 def test_other_limits_forget_no_call():
     limiter = RateLimiter(RateLimits(60), 0.0)
-    limiter.reserve(0, 0.0)
+    limiter.reserve(CallSize(0), 0.0)
     limiter.change(RateLimits(120), 0.0)
-    assert limiter.wait(0, 0.0) == pytest.approx(0.5)
+    assert limiter.wait(CallSize(0), 0.0) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
