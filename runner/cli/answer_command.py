@@ -9,14 +9,15 @@ import click
 
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_options import async_command, complete, json_option, print_next, store_option
-from plait.runner.cli.run_report import answering_command, print_json, print_watch_notice, question_facts
-from plait.runner.cli.terminal_output import as_line, print_line, print_note, visible
+from plait.runner.cli.run_report import answering_command, print_watch_notice, question_facts
+from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note, visible
 from plait.runner.client.answer_task import How
-from plait.runner.client.named_runs import find_run, find_task
+from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import TrustedBackends
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
+from plait.runner.views.read_views import find_task
 from plait.runner.views.view_models import AskedView, QuestionView, view_json
 from plait.safe_text import is_utf8
 from plait.statuses import RUN_DONE, RunStatus
@@ -122,9 +123,8 @@ async def _print_questions(word: str | None, path: StorePlace, as_json: bool) ->
 def _print_question(one: QuestionView, path: StorePlace) -> None:
     text = visible(one.question).replace("\n", "\n    ")
     print_line(f"\n  {as_line(one.task_id)}: {text}")
-    for what, line in question_facts(one.asks):
+    for what, line in question_facts(one, path):
         print_line(f"    {what:<8}  {line}")
-    print_line(f"    {'answer':<8}  {answering_command(one, path)}")
 
 
 def _as_json(one: QuestionView, path: StorePlace) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli import run_report
 from plait.runner.cli.command_options import (
     async_command,
     hosts_option,
@@ -15,8 +14,8 @@ from plait.runner.cli.command_options import (
     run_argument,
     store_option,
 )
-from plait.runner.cli.run_report import print_watch_notice
-from plait.runner.cli.terminal_output import print_note
+from plait.runner.cli.run_report import print_watch_notice, unreached_line
+from plait.runner.cli.terminal_output import print_json, print_note
 from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.engine.lease import shown_status
@@ -53,11 +52,11 @@ async def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts:
         record = await find_run(store, record.run_id)
     if as_json:
         value = {"run_id": record.run_id, "status": status.value, "had_ended": had_ended, "unreached": unreached}
-        run_report.print_json(value)
+        print_json(value)
         return
     print_note(f"run {record.run_id} {_describe_result(record, status, had_ended)}")
     for host, tasks in unreached.items():
-        print_note(run_report.unreached_line(host, tasks))
+        print_note(unreached_line(host, tasks))
     if unreached:
         print_next(store_path, "cancel", record.run_id, *(() if hosts is None else ("--hosts", str(hosts))))
     print_next(store_path, "show", record.run_id)

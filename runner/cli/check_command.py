@@ -15,8 +15,7 @@ from plait.backends.specs.backend_specs import ProgramSpec
 from plait.errors import PlanError
 from plait.runner.cli.command_line import COMPLETED, FAILED, USAGE
 from plait.runner.cli.command_options import complete, json_option, read_plan, set_option, store_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_line, visible
+from plait.runner.cli.terminal_output import as_line, print_json, print_line, visible
 from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.drawing.dag_layout import layers

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from plait.runner.cli import run_report
 from plait.runner.cli.command_options import (
     async_command,
     backends_option,
@@ -21,10 +20,11 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.ctrl_c import end_at_second
 from plait.runner.cli.run_report import print_watch_notice
-from plait.runner.cli.terminal_output import output, print_line, print_note, visible, without_controls
-from plait.runner.client.named_runs import find_run, find_task
+from plait.runner.cli.terminal_output import output, print_json, print_line, print_note, visible, without_controls
+from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.engine.run_options import open_store
+from plait.runner.views.read_views import find_task
 from plait.runner.views.view_models import ReplyView
 from plait.safe_text import is_utf8
 
@@ -57,7 +57,7 @@ async def continue_command(run: str, task: str, message: str, **options: Any) ->
         runs = TrustedBackends(store, files, note=print_note).runs()
         reply = await runs.continue_task(record.run_id, task, message)
     if options["as_json"]:
-        run_report.print_json(ReplyView.of(record.run_id, task, reply))
+        print_json(ReplyView.of(record.run_id, task, reply))
         return
     fit = visible if output().isatty() else without_controls
     print_line(fit(reply.text).removesuffix("\n"))

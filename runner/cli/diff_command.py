@@ -8,11 +8,10 @@ import click
 
 from plait.clock_and_ids import parse_time
 from plait.runner.cli.command_options import async_command, complete, json_option, store_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_field, print_line, print_section, visible
+from plait.runner.cli.terminal_output import as_line, print_field, print_json, print_line, print_section, visible
 from plait.runner.client.named_runs import find_run
 from plait.runner.engine.run_options import StorePlace, open_store
-from plait.runner.views.event_sentences import counted, seconds, tokens
+from plait.runner.views.event_sentences import counted, failure, seconds, tokens
 from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs
 from plait.runner.views.view_models import TaskView
 from plait.usage import Usage, cost
@@ -76,7 +75,7 @@ def _print_difference(task: TaskDifference) -> None:
 
 
 def _facts_of(task: TaskView) -> str:
-    error = f"{task.error_kind}: {as_line(task.error or '', 120)}" if task.error_kind else ""
+    error = as_line(failure(task.error_kind, task.error), 120)
     return ", ".join([*_facts(task.status, task.usage, task.duration_s), *filter(None, [error])])
 
 

@@ -17,8 +17,7 @@ from plait.clock_and_ids import parse_time
 from plait.persistence.store_health import Finding, Verdict
 from plait.runner.cli.command_line import COMPLETED, STORE
 from plait.runner.cli.command_options import command_line, json_option, store_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, columns, print_line, print_table
+from plait.runner.cli.terminal_output import as_line, columns, print_json, print_line, print_table
 from plait.runner.client.doctor import HostRow, check_agents, check_hosts, check_machine, check_store, worst
 from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.engine.run_options import StorePlace

@@ -12,8 +12,7 @@ import click
 
 from plait.clock_and_ids import Clock, trace_id
 from plait.runner.cli.command_options import async_command, json_option, run_argument, store_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, file_to_write, print_note, write_file
+from plait.runner.cli.terminal_output import as_line, file_to_write, print_json, print_note, write_file
 from plait.runner.client.named_runs import RunsOfPlan, find_run, runs_of_plan
 from plait.runner.client.runs import Runs
 from plait.runner.engine.lease import shown_status

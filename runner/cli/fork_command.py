@@ -27,8 +27,8 @@ from plait.runner.cli.command_options import (
     set_option,
     store_option,
 )
+from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import announce_reuse
-from plait.runner.cli.run_report import follow_run
 from plait.runner.cli.terminal_output import print_note
 from plait.runner.client.named_runs import find_run, runs_of_plan
 from plait.runner.client.run_backends import FileOptions, TrustedBackends

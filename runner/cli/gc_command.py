@@ -7,8 +7,7 @@ import re
 import click
 
 from plait.runner.cli.command_options import async_command, json_option, store_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_line, print_note
+from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note
 from plait.runner.client.runs import Runs
 from plait.runner.engine.run_options import RunOptions, StorePlace, open_store
 from plait.runner.views.event_sentences import counted, size

@@ -13,8 +13,7 @@ import click
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import PLAN_SUFFIXES, complete, json_option, read_plan, set_option, store_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, print_line, visible, write_file
+from plait.runner.cli.terminal_output import as_line, print_json, print_line, visible, write_file
 from plait.runner.client.named_runs import find_run
 from plait.runner.domain.dag import DAG
 from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg
@@ -22,7 +21,7 @@ from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.policies.step_workflow import Workflow
 from plait.runner.state.stored_run import decode_dag, listed_tasks
-from plait.runner.views.event_sentences import counted, seconds, tokens
+from plait.runner.views.event_sentences import counted, failure, seconds, tokens
 from plait.runner.views.read_views import find_adders
 from plait.statuses import TaskStatus
 
@@ -82,8 +81,9 @@ def _node_style(task: TaskRecord, by: str | None) -> Look:
     added = f"added by {by}" if by else ""
     note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))
     attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""
-    error = f"\n{task.error_kind}: {as_line(task.error or '', 300)}" if task.error_kind else ""
-    return Look(status, note, f"{task.task_id}: {status.value}{attempts}{added and ', '}{added}{error}", by)
+    error = as_line(failure(task.error_kind, task.error), 300)
+    title = f"{task.task_id}: {status.value}{attempts}{added and ', '}{added}"
+    return Look(status, note, "\n".join(filter(None, (title, error))), by)
 
 
 def _tasks_json(dag: DAG, looks: Mapping[str, Look]) -> list[dict[str, Any]]:

@@ -31,12 +31,12 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.run_report import STATUS_CODES
 from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_note, visible
-from plait.runner.client.named_runs import find_run, find_task
+from plait.runner.client.named_runs import find_run
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.state.stored_run import listed_tasks
 from plait.runner.views.event_sentences import sentence, short
-from plait.runner.views.read_views import task_views
+from plait.runner.views.read_views import find_task, task_views
 from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus
 

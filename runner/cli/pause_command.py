@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import click
 
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli import run_report
 from plait.runner.cli.command_options import (
     async_command,
     complete,
@@ -17,7 +16,7 @@ from plait.runner.cli.command_options import (
     run_argument,
     store_option,
 )
-from plait.runner.cli.terminal_output import print_note
+from plait.runner.cli.terminal_output import print_json, print_note
 from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.domain.run_tuning import MOST_SLOTS
@@ -105,7 +104,7 @@ async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bo
 
 def _print_change(record: RunRecord, said: str, *, is_live: bool, as_json: bool) -> None:
     if as_json:
-        run_report.print_json({"run_id": record.run_id, "is_live": is_live})
+        print_json({"run_id": record.run_id, "is_live": is_live})
         return
     owner = record.owner.process if record.owner else "its process"
     print_note(said + (f": {owner} reads it within a second" if is_live else "; no process works on it now"))

@@ -13,10 +13,9 @@ from enum import StrEnum
 from anyio import to_thread
 
 from plait.errors import InvalidRequest
-from plait.runner.cli import run_report
 from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import OutputOptions
-from plait.runner.cli.terminal_output import as_line, print_line, print_note, print_section, print_table
+from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note, print_section, print_table
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
 from plait.runner.recovery.resume_plan import ResumeAction
@@ -59,7 +58,7 @@ def _print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool)
     steps = (replace(step, reason=marked) if step.task_id in effects else step for step in preview.tasks)
     preview = replace(preview, tasks=tuple(steps))
     if as_json:
-        run_report.print_json(preview)
+        print_json(preview)
         return COMPLETED
     lines: list[tuple[StrEnum, str, bool]] = []
     for step in preview.tasks:
@@ -76,7 +75,7 @@ def print_estimate(estimate: RunEstimate, as_json: bool) -> int:
     code.
     """
     if as_json:
-        run_report.print_json(estimate)
+        print_json(estimate)
         return COMPLETED
     for task in [task for task in estimate.tasks if task.prompt][:_PROMPTS]:
         prompt = task.prompt or ""
@@ -193,7 +192,7 @@ def print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> 
     }
     preview = replace(preview, tasks=steps)
     if as_json:
-        run_report.print_json(preview)
+        print_json(preview)
         return COMPLETED
     lines: list[tuple[StrEnum, str, bool]] = []
     done = TaskStatus.COMPLETED.value

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from plait.errors import InvalidRequest
-from plait.runner.cli import run_report
 from plait.runner.cli.command_options import (
     OutputOptions,
     async_command,
@@ -26,9 +25,9 @@ from plait.runner.cli.command_options import (
     store_option,
     strict_option,
 )
+from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import print_resume
-from plait.runner.cli.run_progress import Progress
-from plait.runner.cli.run_report import print_watch_notice
+from plait.runner.cli.run_report import exit_code, print_result, print_result_json, print_watch_notice
 from plait.runner.cli.terminal_output import print_note
 from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import (
@@ -46,6 +45,7 @@ from plait.runner.plan import PlanError
 from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
 from plait.runner.state.stored_run import StoredRun, ended_result, needs_no_work
 from plait.runner.views.event_sentences import named_tasks
+from plait.runner.views.run_progress import Progress
 from plait.statuses import RunStatus
 
 
@@ -117,21 +117,21 @@ async def _resume(
         if backends is not None:
             _print_plan_changes(run, backends, prompts)
         output = replace(options, concurrency=chosen.concurrency, result_of=result_task(run.record))
-        return await run_report.follow_run(continued, run.state, output, run.store)
+        return await follow_run(continued, run.state, output, run.store)
 
 
 def _print_ended(run: StoredRun, options: OutputOptions) -> int:
     """Print the result of a run that has ended, and the command that shows the run. Return the exit code."""
     result = ended_result(run)
     if options.as_json:
-        run_report.print_result_json(result, Progress(run.state, time.monotonic), options.store)
+        print_result_json(result, Progress(run.state, time.monotonic), options.store)
     elif options.quiet:
-        run_report.print_result(run.state.dag, result, result_task(run.record))
+        print_result(run.state.dag, result, result_task(run.record))
     else:
         hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
         print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
         print_next(options.store, "show", result.run_id)
-    return run_report.exit_code(result)
+    return exit_code(result)
 
 
 _NAMED = 5

@@ -32,9 +32,9 @@ from plait.runner.cli.command_options import (
     store_option,
     strict_option,
 )
+from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate
-from plait.runner.cli.run_report import follow_run, print_json
-from plait.runner.cli.terminal_output import as_line, print_line, print_note
+from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note
 from plait.runner.client.create_run import new_run
 from plait.runner.client.named_runs import RunsOfPlan, find_run
 from plait.runner.client.run_backends import (

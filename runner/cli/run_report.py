@@ -1,38 +1,31 @@
-"""A run for a person: shown while it goes on, and stopped in order on Ctrl-C, SIGTERM or SIGHUP; and what is printed of
-it at its end: result, summary, open questions, and commands to continue.
+"""What is printed of a run: a line for each event, and at its end the result, the summary, open questions, and commands
+to continue.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from itertools import islice
+from dataclasses import asdict
+from datetime import datetime
 from typing import Any
-
-import anyio
 
 from plait import events
 from plait.backends.extras import install_command
 from plait.backends.prices import list_version
 from plait.clock_and_ids import parse_time
-from plait.errors import PlaitError
 from plait.json_form import JsonValue, to_json
-from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, PARKED, STORE, WAITING
-from plait.runner.cli.command_options import OutputOptions, command_line
-from plait.runner.cli.ctrl_c import stop_on_signal
-from plait.runner.cli.run_progress import Display, PlainDisplay, Progress
+from plait.runner.cli.command_options import command_line
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
     output,
+    print_json,
     print_line,
     print_note,
     visible,
@@ -41,31 +34,28 @@ from plait.runner.cli.terminal_output import (
 )
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_result import RunResult, TaskResult
-from plait.runner.domain.wait_reasons import Limits, clock_time
+from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.engine.lease import Liveness, liveness
-from plait.runner.engine.live_run import Run, state_of
-from plait.runner.engine.run_options import LEASE_SECONDS, StorePlace, open_store
-from plait.runner.policies.goal_policy import Loop, Stop
-from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import stored_run
-from plait.runner.views.event_sentences import age, counted, named_tasks, seconds, tokens
-from plait.runner.views.read_views import waiting_tasks
-from plait.runner.views.view_models import AskedView, LoopView, QuestionView, usage_fields, view_json, view_of
+from plait.runner.engine.run_options import LEASE_SECONDS, StorePlace
+from plait.runner.policies.goal_policy import Loop
+from plait.runner.views.event_sentences import (
+    age,
+    counted,
+    event_line,
+    failure,
+    is_detail,
+    named_tasks,
+    seconds,
+    tokens,
+)
+from plait.runner.views.run_progress import Progress
+from plait.runner.views.view_models import LoopView, QuestionView, usage_fields, view_of
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import cost, lacks_price, token_parts
 
-_REFRESH = 0.2  # seconds
 _MOST_FAILURES = 10
 _MOST_MODELS = 3
-WHY_STOPPED: Mapping[str | None, str] = {
-    Stop.MAX_ITERATIONS: "no further task was started: max_iterations is reached",
-    Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
-    Stop.NO_PROGRESS: "no further progress was made",
-}
 _MOST_QUESTIONS = 5
-_PIECE = 1 << 14  # characters
-_PIECES = 64
-"""Pieces that are written at once."""
 STATUS_CODES = {
     RunStatus.COMPLETED: COMPLETED,
     RunStatus.FAILED: FAILED,
@@ -74,106 +64,36 @@ STATUS_CODES = {
 }
 
 
-async def follow_run(run: Run, begin: RunState, options: OutputOptions, store: Store | None) -> int:
-    """Show `run`, whose tasks are as in `begin` until it is prepared, to its end and print the result; `store` holds
-    the run. Return the exit code. Raises StoreError, with nothing called, if the store cannot take a new run.
-    """
-    if store is not None:
-        run.require_record()
-    progress = Progress(
-        begin, time.monotonic, Limits(total=None if options.concurrency == "auto" else options.concurrency)
-    )
-    result = as_stored(await _drive(run, progress, _make_display(progress, options)))
-    try:
-        if options.as_json:
-            print_result_json(result, progress, options.store)
-        else:
-            print_result(progress.dag, result, options.result_of)
-    finally:  # also if the result cannot be written: the summary says how to find it
-        place = options.store if await _is_stored(result, options.store) else None
-        if not options.quiet:
-            print_summary(result, progress, place, await _list_waiting(result, store))
-        elif result.status is not RunStatus.COMPLETED:
-            print_failure(result, place)
-    return exit_code(result)
+class Display:
+    """Shows a live run on standard error: this one nothing."""
+
+    def handle(self, event: events.Event) -> None:
+        """Show an event, which `Progress` has handled."""
+
+    def note(self, text: str) -> None:
+        """Print a message of plait."""
+
+    def tick(self) -> None:
+        """Refresh the display; called several times a second."""
+
+    def close(self) -> None:
+        """Restore the terminal after the last event."""
 
 
-async def _is_stored(result: RunResult, place: StorePlace | None) -> bool:
-    """Return whether other commands find the run: a store that failed may be another one by now."""
-    if place is None or not result.degraded:
-        return place is not None
-    try:
-        async with open_store(place, "read") as store:
-            return await store.get_run(result.run_id) is not None
-    except PlaitError:
-        return False
+class PlainDisplay(Display):
+    """Prints a line with the local time for every event; if `verbose`, also for tools, nodes and waits of tasks."""
 
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
 
-async def _list_waiting(result: RunResult, store: Store | None) -> list[QuestionView]:
-    """Return the waiting tasks of the run, as far as the store can be read."""
-    if store is None or not result.waiting:
-        return []
-    try:
-        return await list_waiting(store, result.run_id)
-    except PlaitError:  # no store: the result has the questions as well
-        return []
+    def handle(self, event: events.Event) -> None:
+        if self._verbose or not (is_detail(event) or isinstance(event, events.RunCreated)):
+            line = as_line(event_line(event))
+            if line:
+                print_note(f"{datetime.fromisoformat(event.at).astimezone():%H:%M:%S} {line}")
 
-
-def _make_display(progress: Progress, options: OutputOptions) -> Display:
-    if options.quiet:
-        return Display()
-    # Log lines and a live display would overwrite each other.
-    if options.logs or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        return PlainDisplay(verbose=options.verbose)
-    from plait.runner.cli.live_display import LiveDisplay  # noqa: PLC0415 - rich takes long to import, and a pipe does not need it
-
-    return LiveDisplay(progress, progress.dag.name or "plait", verbose=options.verbose)
-
-
-async def _drive(run: Run, progress: Progress, display: Display) -> RunResult:
-    """Start `run`, and show it to its end. Return its result. Raises as `Run.result`."""
-    end: events.RunEnded | None = None
-
-    def stop(*, is_shutdown: bool = False) -> None:
-        progress.leave()
-        run.stop(until_woken=is_shutdown)
-
-    try:
-        async with anyio.create_task_group() as beside:
-            await beside.start(stop_on_signal, stop, display.note, partial(stop, is_shutdown=True))
-            beside.start_soon(_refresh_display, display)
-            async with run:
-                async for event in run.events():
-                    progress.state = state_of(run) or progress.state
-                    progress.handle(event)
-                    if isinstance(event, events.RunEnded):
-                        end = event
-                    else:
-                        display.handle(event)
-            beside.cancel_scope.cancel()
-        progress.took = progress.clock() - progress.began
-        result = await run.result()
-        if end is not None:  # told with the status that is stored, which is known only now
-            is_stored = as_stored(result) is result
-            display.handle(end if is_stored else events.RunInterrupted(end.at, end.run_id))
-    finally:
-        display.close()
-    return result
-
-
-async def _refresh_display(display: Display) -> None:
-    while True:
-        await anyio.sleep(_REFRESH)
-        display.tick()
-
-
-def as_stored(result: RunResult) -> RunResult:
-    """Return the result with the status that is stored: a run of which changes are lost has not ended in the store."""
-    if not result.lost or result.status is RunStatus.CANCELLED:
-        return result
-    reason = [one.error for one in result.degraded if one.lost][-1]
-    error = f"{counted(result.lost, 'change')} not stored: {as_line(reason, 300)}"
-    return replace(result, status=RunStatus.INTERRUPTED, error=error)
+    def note(self, text: str) -> None:
+        print_note(text)
 
 
 def exit_code(result: RunResult) -> int:
@@ -218,24 +138,6 @@ def print_result_json(result: RunResult, progress: Progress, store: StorePlace |
             **({"left_out": result.left_out} if result.left_out else {}),
         }
     )
-
-
-def print_json(value: Any) -> None:
-    """Print a value of JSON and views on standard output, in ASCII, so that no character acts on a terminal. Printed in
-    pieces, because a result may have hundreds of megabytes; a view becomes JSON when its turn comes.
-    """
-
-    def pieces() -> Iterator[str]:
-        for part in json.JSONEncoder(indent=2, default=view_json).iterencode(value):
-            if len(part) <= _PIECE:
-                yield part
-            else:
-                yield from (part[start : start + _PIECE] for start in range(0, len(part), _PIECE))
-        yield "\n"
-
-    written = pieces()
-    while batch := list(islice(written, _PIECES)):
-        write(output(), "".join(batch).replace("\x7f", "\\u007f"))
 
 
 _BEFORE_USAGE = ("text", "data", "error_kind", "error", "attempts")
@@ -312,9 +214,10 @@ def _summary_parts(result: RunResult) -> Iterator[str]:
 def _goal(policy_state: JsonValue) -> Iterator[str]:
     """Yield how far an orchestrator came, and why it stopped, from the last state of the run's policy."""
     if policy_state is not None and (loop := Loop.found_in(policy_state)) is not None:
-        yield f"  goal      {view_of(LoopView, loop, ended_by=loop.ended_by).description}"
-        if loop.stopped is not None:
-            yield f"  stopped   {WHY_STOPPED[loop.stopped]}"
+        shown = view_of(LoopView, loop, ended_by=loop.ended_by)
+        yield f"  goal      {shown.description}"
+        if (why := shown.why_stopped) is not None:
+            yield f"  stopped   {why}"
 
 
 def _failures(result: RunResult) -> Iterator[str]:
@@ -323,7 +226,7 @@ def _failures(result: RunResult) -> Iterator[str]:
         yield f"  failed    {as_line(result.error, 300)}"
     for task in failed[:_MOST_FAILURES]:
         tries = f" ({counted(task.attempts, 'attempt')})" if task.attempts > 1 else ""
-        yield f"  failed    {task.id}: {task.error_kind}: {as_line(task.error or '', 300)}{tries}"
+        yield f"  failed    {task.id}: {as_line(failure(task.error_kind, task.error), 300)}{tries}"
     if len(failed) > _MOST_FAILURES:
         yield f"  failed    and {len(failed) - _MOST_FAILURES} more"
 
@@ -346,8 +249,7 @@ def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[Qu
     for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {as_line(result[task_id].question or '', 300)}"
         if store is not None and task_id in known:
-            yield from (f"  {what:<9} {text}" for what, text in question_facts(known[task_id].asks))
-            yield f"  answer    {answering_command(known[task_id], store)}"
+            yield from (f"  {what:<9} {text}" for what, text in question_facts(known[task_id], store))
     if len(result.waiting) > _MOST_QUESTIONS:
         yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
 
@@ -410,28 +312,22 @@ def answering_command(one: QuestionView, path: StorePlace) -> str:
     return command_line(path, "answer", one.run_id, one.task_id, wanted)
 
 
-def question_facts(asks: AskedView | None) -> Iterator[tuple[str, str]]:
-    """Yield further facts about a question, each with its name."""
-    if asks is None:
-        return
-    if asks.schema is not None:
-        yield "wants", as_line(describe_schema(asks.schema), _LONGEST_VALUE)
-    if asks.default is not None:
-        yield "default", as_line(_dump(asks.default), _LONGEST_VALUE)
-    if asks.deadline_at is not None:
-        left = parse_time(asks.deadline_at) - time.time()
-        then = "fails the task" if asks.default is None else "takes the default"
-        yield "deadline", f"{asks.deadline_at}, {f'in {age(left)}' if left > 0 else f'passed: `plait resume` {then}'}"
+def question_facts(one: QuestionView, path: StorePlace) -> Iterator[tuple[str, str]]:
+    """Yield what a person needs to answer, each fact with its name: the last is the command."""
+    if (asks := one.asks) is not None:
+        if asks.schema is not None:
+            yield "wants", as_line(_describe_schema(asks.schema), _LONGEST_VALUE)
+        if asks.default is not None:
+            yield "default", as_line(_dump(asks.default), _LONGEST_VALUE)
+        if asks.deadline_at is not None:
+            left = parse_time(asks.deadline_at) - time.time()
+            then = "fails the task" if asks.default is None else "takes the default"
+            when = f"in {age(left)}" if left > 0 else f"passed: `plait resume` {then}"
+            yield "deadline", f"{asks.deadline_at}, {when}"
+    yield "answer", answering_command(one, path)
 
 
-async def list_waiting(store: Store, run_id: str) -> list[QuestionView]:
-    """Return the waiting tasks of the run, in the order of the DAG, except those whose answer is stored already. Raises
-    StoreError, RunNotFound.
-    """
-    return waiting_tasks(await stored_run(store, run_id))
-
-
-def describe_schema(schema: Mapping[str, JsonValue]) -> str:
+def _describe_schema(schema: Mapping[str, JsonValue]) -> str:
     """Describe the values that a JSON Schema allows, in a few words."""
     allowed, kind, fields = schema.get("enum"), schema.get("type"), schema.get("properties")
     if isinstance(allowed, list) and allowed:
@@ -439,7 +335,7 @@ def describe_schema(schema: Mapping[str, JsonValue]) -> str:
     if kind == "object" and isinstance(fields, dict) and fields:
         return f"an object with {', '.join(fields)}"
     if kind == "array" and isinstance(items := schema.get("items"), dict):
-        return f"a list, each {describe_schema(items)}"
+        return f"a list, each {_describe_schema(items)}"
     if isinstance(kind, str) and schema.keys() <= {"type", "title", "description"}:
         return kind
     return "JSON that matches " + _dump(dict(schema)) if schema else "any JSON, or text"

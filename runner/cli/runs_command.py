@@ -14,8 +14,7 @@ from plait.errors import InvalidRequest
 from plait.persistence import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_options import async_command, json_option, store_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import as_line, cells, print_line, print_note, print_table
+from plait.runner.cli.terminal_output import as_line, cells, print_json, print_line, print_note, print_table
 from plait.runner.client.create_run import KEYED
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.engine.stored_ledger import list_accounts

@@ -6,15 +6,12 @@ import json
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 
-from plait.clock_and_ids import parse_time
-from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import MessageRecord, TaskRecord
 from plait.runner.cli.command_options import (
     async_command,
     command_line,
@@ -23,18 +20,18 @@ from plait.runner.cli.command_options import (
     run_argument,
     store_option,
 )
-from plait.runner.cli.run_report import WHY_STOPPED, answering_command, list_waiting, print_json, question_facts
+from plait.runner.cli.run_report import question_facts
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
     print_field,
+    print_json,
     print_line,
     print_section,
     print_table,
 )
-from plait.runner.client.named_runs import find_run, find_task
+from plait.runner.client.named_runs import find_run
 from plait.runner.domain.dag import group_of, groups_of
-from plait.runner.domain.wait_reasons import WaitKind, WaitReason, clock_time
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.state.stored_run import (
@@ -44,30 +41,30 @@ from plait.runner.state.stored_run import (
     listed_tasks,
     read_settings,
     rows_file_of,
+    stored_run,
     stores_backends,
 )
 from plait.runner.views.event_sentences import (
     counted,
     event_sentence,
+    failure,
     named_tasks,
     seconds,
     spent_cells,
     throttling,
     tokens,
 )
-from plait.runner.views.read_views import find_adders, run_detail, task_detail_of, task_views
+from plait.runner.views.read_views import find_adders, run_detail, task_detail, task_views, waiting_tasks
 from plait.runner.views.run_differences import cut_offs
 from plait.runner.views.view_models import (
     AttemptView,
-    BudgetView,
-    QuestionView,
     RunDetail,
     TaskDetail,
     TaskView,
     view_json,
 )
 from plait.statuses import URGENT, RunStatus, TaskStatus, group_status
-from plait.usage import NO_USAGE, Usage, dollars, token_parts
+from plait.usage import NO_USAGE, Usage, token_parts
 
 _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
@@ -141,18 +138,17 @@ async def _show_run(
         which = "last" if is_whole else "first fitting"
         print_line(f"\nat most the {which} {MOST_LISTED:,} tasks of a run with so many rows; all in a file:")
         print_line(command_line(path, "export", run.run_id, "--to", "results.csv"))
-    next_commands: list[str] = []
-    if any(task.status is TaskStatus.WAITING_INPUT for task in views.values()):
-        next_commands.append("answer")
-    if detail.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT} and stores_backends(run):
-        next_commands.append("resume")
-    if detail.status is RunStatus.PARKED:
-        next_commands.append("wake")
+    stops = detail.status in {RunStatus.INTERRUPTED, RunStatus.WAITING_INPUT}
+    further = {
+        ("answer", run.run_id): any(task.status is TaskStatus.WAITING_INPUT for task in views.values()),
+        ("resume", run.run_id): stops and stores_backends(run),
+        ("wake",): detail.status is RunStatus.PARKED,
+    }
+    next_commands = [words for words, fits in further.items() if fits]
     if next_commands:
         print_line("")
-    for name in next_commands:
-        words = [name] if name == "wake" else [name, run.run_id]
-        print_line(f"{name:<9} {command_line(path, *words)}")
+    for words in next_commands:
+        print_line(f"{words[0]:<9} {command_line(path, *words)}")
 
 
 def _fits(task: TaskRecord | TaskView, statuses: Collection[TaskStatus], pattern: str | None) -> bool:
@@ -197,7 +193,7 @@ def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, fol
 def _group_row(name: str, parts: Sequence[TaskView], told: str) -> tuple[str, ...]:
     usage = sum((part.usage for part in parts), NO_USAGE)
     pending = [part.waits for part in parts if part.waits is not None and part.status is TaskStatus.PENDING]
-    waits = Counter(text for one in pending if (text := _own_reason(one)))
+    waits = Counter(text for one in pending if (text := one.own_text(time.time())))
     why = [f"{number:,} {text}" for text, number in waits.most_common(1)]
     return (
         as_line(f"{name}.*"),
@@ -220,14 +216,15 @@ def _print_run(
     status, owner, plan = run.status, run.owner, settings.get("plan")
     print_field("run", run.run_id)
     print_field("name", run.name)
-    print_line(f"{'status':<9} {coloured(run.status_text, status)}, {_describe_progress(run)}")
+    print_line(f"{'status':<9} {coloured(run.status_text, status)}, {run.progress}")
     print_field("reason", run.reason if status in {RunStatus.INTERRUPTED, RunStatus.PARKED} else None)
     print_field("error", run.error)
     if (loop := run.loop) is not None:
         print_field("goal", loop.description)
-        print_field("stopped", WHY_STOPPED.get(loop.ended_by))
+        print_field("stopped", loop.why_stopped)
     print_field("backends" if settings.get(POSTED) else "plan", plan if isinstance(plan, str) else None)
-    print_field("parent", _parent(settings))
+    reuse = ReuseFrom.of_settings(settings)
+    print_field("parent", None if reuse is None else reuse.description)
     print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
     print_field("cut off", f"same answer: cut off at {named_tasks(cut_off)}" if cut_off else None)
     key = settings.get("key")
@@ -239,56 +236,27 @@ def _print_run(
         print_field("tuned", event_sentence(change))
     for one in run.throttled:
         print_field("throttled", throttling(one, time.time()))
-    _print_tokens(run.usage)
-    _print_cost(run.usage)
-    print_field("budget", None if run.budget is None else _money(run.budget))
+    _print_usage(run.usage)
+    print_field("budget", None if run.budget is None else run.budget.description)
     models = Counter(task.usage.model for task in tasks if task.usage.model is not None)
     each = (f"{name} ({counted(number, 'task')})" for name, number in models.most_common())
     print_field("model", next(iter(models)) if len(models) == 1 else ", ".join(each))
     print_line("")
 
 
-def _money(budget: BudgetView) -> str:
-    """Return what a run may spend, has spent and has reserved, and by which tasks."""
-    spent = f"{dollars(budget.spent_usd)} spent"
-    if budget.unsure_usd:
-        spent += f" (at most: {dollars(budget.unsure_usd)} of it by attempts whose cost is not known)"
-    reserved = f"{dollars(budget.reserved_usd)} reserved by {named_tasks(tuple(budget.reserved_by))}"
-    whole = "max_cost of tasks" if budget.usd is None else dollars(budget.usd)
-    return f"{whole}, {spent}" + (f", {reserved}" if budget.reserved_by else "")
-
-
-def _parent(settings: Mapping[str, Any]) -> str | None:
-    """Return the run whose answers the run takes over, and from where on; None for a run on its own."""
-    if (reuse := ReuseFrom.of_settings(settings)) is None:
-        return None
-    if reuse.roots is None:
-        return f"{reuse.like} (like)"
-    if reuse.only is not None:
-        return f"{reuse.like} (tries {reuse.only})"
-    return f"{reuse.like} (fork from {', '.join(reuse.fresh)})"
-
-
-def _print_tokens(usage: Usage) -> None:
+def _print_usage(usage: Usage, later: str = "") -> None:
+    """Print tokens and cost; `later` are the tokens of turns after the run."""
     used, parts = tokens(usage), token_parts(usage)
     print_field("tokens", f"{used} ({parts})" if parts else used)
-
-
-def _print_cost(usage: Usage) -> None:
+    if later:
+        print_line(f"{'':<9} and {later} in turns after the run, not included above")
     named = f" for model {usage.model}" if usage.cost_is_unknown and usage.model else ""
     print_field("cost", spent_cells(usage)[1] + named)
 
 
-def _describe_progress(run: RunDetail) -> str:
-    ended = (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
-    numbers = [f"{run.counts[status]:,} {status.value}" for status in ended if run.counts.get(status)]
-    done = f"{run.counts.get(TaskStatus.COMPLETED, 0):,} of {counted(run.total, 'task')} completed"
-    return ", ".join([done, *numbers])
-
-
 def _task_row(task: TaskView) -> tuple[str, ...]:
-    error = _error(task) if task.question is None else f"asks: {task.question}"
-    why = "" if task.waits is None else as_line(_own_reason(task.waits))
+    error = failure(task.error_kind, task.error) if task.question is None else f"asks: {task.question}"
+    why = "" if task.waits is None else as_line(task.waits.own_text(time.time()))
     note = "; ".join(filter(None, (as_line(error, _LONGEST_ERROR), why)))
     return (
         as_line(task.task_id),
@@ -300,20 +268,12 @@ def _task_row(task: TaskView) -> tuple[str, ...]:
     )
 
 
-def _own_reason(waits: WaitReason) -> str:
-    """Return the reason for which a task is not running, unless it is that of the whole run, or its question."""
-    if waits.kind is WaitKind.OWNER_DEAD:
-        return "" if waits.until is None else f"retry at {clock_time(parse_time(waits.until), time.time())}"
-    return "" if waits.kind is WaitKind.QUESTION else waits.text
-
-
 async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -> None:
     """Print a task: its prompt, conversation, result and attempts."""
     async with open_store(path, "read") as store:
         run = await find_run(store, word)
-        task, messages = await _read_task(store, run, task_id)
-        waiting = [] if task.question is None else await list_waiting(store, run.run_id)
-        detail = await task_detail_of(store, run, task, messages, time.time())
+        detail = await task_detail(store, run, task_id, time.time())
+        waiting = [] if detail.question is None else waiting_tasks(await stored_run(store, run.run_id))
     if as_json:
         print_json(detail)
         return
@@ -331,41 +291,18 @@ async def _show_task(path: StorePlace, word: str, task_id: str, as_json: bool) -
         print_section(f"{message.role}{whose}", "(damaged)" if message.damaged else message.content)
     for answered in detail.answers:
         print_section(f"answered by {answered.by}", f"{answered.question}\n{answered.text}")
-    _print_question(detail, [one for one in waiting if one.task_id == task_id], path)
+    if detail.question is not None:
+        print_section("question", detail.question)
+        questions = [one for one in waiting if one.task_id == task_id]
+        for what, line in (fact for one in questions for fact in question_facts(one, path)):
+            print_line(f"{what:<9} {line}")
+        if not questions:
+            print_line("the answer is stored; the run has not yet received it")
     _print_task_result(detail)
     _print_attempts(attempts)
     for one in attempts:
         if one.traceback is not None:
             print_section(f"traceback (attempt {one.attempt})", one.traceback.rstrip(), is_code=True)
-
-
-async def _read_task(store: Store, run: RunRecord, task_id: str) -> tuple[TaskRecord, Sequence[MessageRecord]]:
-    """Return the task and its messages. A result that is also a message is the same object, and is never held twice:
-    it may have hundreds of megabytes.
-    """
-    task = await find_task(store, run, task_id)
-    result = None if task.text is None else (len(task.text), hash(task.text))
-    task = replace(task, text=None)
-    messages = await store.list_messages(run.run_id, task_id)
-    if result is None:
-        return task, messages
-    for one in messages:
-        if (len(one.content), hash(one.content)) == result:
-            return replace(task, text=one.content), messages
-    return await find_task(store, run, task_id), messages
-
-
-def _print_question(task: TaskView, waiting: Sequence[QuestionView], path: StorePlace) -> None:
-    """Print the question of a task with the details in `waiting`; empty means that the store already has the answer."""
-    if task.question is None:
-        return
-    print_section("question", task.question)
-    for one in waiting:
-        for what, line in question_facts(one.asks):
-            print_line(f"{what:<9} {line}")
-        print_line(f"{'answer':<9} {answering_command(one, path)}")
-    if not waiting:
-        print_line("the answer is stored; the run has not yet received it")
 
 
 def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:
@@ -397,12 +334,11 @@ def _print_task(task: TaskDetail) -> None:
     print_field("added by", task.added_by)
     print_field("session", task.session_id)
     print_field("time", seconds(task.duration_s))
-    _print_tokens(task.usage)
     later = [one for one in task.messages if one.attempt == 0]
-    if used := tokens(Usage(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later))):
-        print_line(f"{'':<9} and {used} in turns after the run, not included above")
-    _print_cost(task.usage)
-    print_field("error", _error(task))
+    _print_usage(
+        task.usage, tokens(Usage(sum(one.input_tokens for one in later), sum(one.output_tokens for one in later)))
+    )
+    print_field("error", failure(task.error_kind, task.error))
 
 
 def _print_task_result(task: TaskDetail) -> None:
@@ -420,18 +356,12 @@ def _print_attempts(attempts: Sequence[AttemptView]) -> None:
     if not attempts:
         return
     print_line("\n-- attempts --")
-    rows = [
-        (
-            str(one.attempt),
-            one.status,
-            as_line(_who(one)),
-            one.started_at,
-            seconds(one.duration_s),
-            *spent_cells(one.usage),
-            "; ".join(filter(None, (token_parts(one.usage), as_line(_error(one), _LONGEST_ERROR)))),
-        )
-        for one in attempts
-    ]
+    rows: list[tuple[str, ...]] = []
+    for one in attempts:
+        error = as_line(failure(one.error_kind, one.error), _LONGEST_ERROR)
+        note = "; ".join(filter(None, (token_parts(one.usage), error)))
+        times = one.started_at, seconds(one.duration_s)
+        rows.append((str(one.attempt), one.status, as_line(_who(one)), *times, *spent_cells(one.usage), note))
     print_table(rows, 1, [one.status for one in attempts], frozenset({0, 4, 5, 6}))
 
 
@@ -439,7 +369,3 @@ def _who(one: AttemptView) -> str:
     """Return the backend of the attempt, with its model, its host, and the backend that it moved from."""
     model, place = (f" ({one.model})" if one.model else ""), (f" on {one.place}" if one.place else "")
     return f"{one.backend}{model}{place}" + (f", moved from {one.moved_from}" if one.moved_from else "")
-
-
-def _error(one: TaskView | AttemptView) -> str:
-    return f"{one.error_kind}: {one.error or ''}" if one.error_kind else one.error or ""

@@ -7,18 +7,19 @@ override that disguises a command. Characters that act on a terminal are shown a
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Any, TextIO
 
 import click
 
@@ -174,7 +175,29 @@ def write(stream: IO[str], text: str) -> bool:
         return False
 
 
-_PIECE = 1 << 16  # characters
+def print_json(value: Any) -> None:
+    """Print a value of JSON and views on standard output, in ASCII, so that no character acts on a terminal. Printed in
+    pieces, because a result may have hundreds of megabytes; a view becomes JSON when its turn comes.
+    """
+
+    from plait.runner.views.view_models import view_json  # noqa: PLC0415 - slow to import, and help prints no view
+
+    def pieces() -> Iterator[str]:
+        for part in json.JSONEncoder(indent=2, default=view_json).iterencode(value):
+            if len(part) <= _PIECE:
+                yield part
+            else:
+                yield from (part[start : start + _PIECE] for start in range(0, len(part), _PIECE))
+        yield "\n"
+
+    written = pieces()
+    while batch := list(islice(written, _PIECES)):
+        write(output(), "".join(batch).replace("\x7f", "\\u007f"))
+
+
+_PIECE = 1 << 14  # characters
+_PIECES = 64
+"""Pieces of JSON that are written at once."""
 _LEAST_ROOM = 16  # columns
 _GAP = "  "
 _INDENT = "  "

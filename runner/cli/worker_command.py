@@ -24,9 +24,8 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
-from plait.runner.cli.run_progress import PlainDisplay
-from plait.runner.cli.run_report import print_json, store_failures
-from plait.runner.cli.terminal_output import as_line, command, print_line, print_note, visible
+from plait.runner.cli.run_report import PlainDisplay, store_failures
+from plait.runner.cli.terminal_output import as_line, command, print_json, print_line, print_note, visible
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.run_worker import Worker, WorkerOptions
 from plait.runner.client.unsent_notices import UnsentNotices

@@ -1,15 +1,15 @@
-"""The run or the task that a person names."""
+"""The run that a person names."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from plait.errors import InvalidRequest, RunNotFound, TaskNotFound, nearest
+from plait.errors import InvalidRequest, RunNotFound
 from plait.json_form import value
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord
 from plait.runner.reuse.earlier_answers import is_try
-from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED, listed_tasks, read_settings
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED, read_settings
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 
@@ -94,11 +94,3 @@ async def _id_by_prefix(store: Store, prefix: str) -> str:
         shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
         raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
-
-
-async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
-    """Return the task of the run with the id `task_id`."""
-    for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
-        return task
-    hint = nearest(task_id, [task.task_id for task in await listed_tasks(store, run)])
-    raise TaskNotFound(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")

@@ -659,7 +659,8 @@ class Runs:
         """Return a task with its conversation and attempts. Raises RunNotFound, TaskNotFound."""
         from plait.runner.views.read_views import task_detail  # noqa: PLC0415 - see above
 
-        return await task_detail(self._store, run_id, task_id, self.options.clock.wall())
+        _, run = await stored_record(self._store, run_id)
+        return await task_detail(self._store, run, task_id, self.options.clock.wall())
 
     @_with_open_store
     async def questions(self, run_id: str | None = None, *, interrupted: bool = False) -> Sequence[QuestionView]:

@@ -81,6 +81,12 @@ class WaitReason:
     until: str | None = None
     """The end of the wait as far as known, UTC in ISO 8601."""
 
+    def own_text(self, now: float) -> str:
+        """Return the reason at Unix time `now`, in a few words; empty for that of the whole run, and for a question."""
+        if self.kind is WaitKind.OWNER_DEAD:
+            return "" if self.until is None else f"retry at {clock_time(parse_time(self.until), now)}"
+        return "" if self.kind is WaitKind.QUESTION else self.text
+
 
 @value
 class Limits:

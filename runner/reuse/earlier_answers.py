@@ -83,6 +83,15 @@ class ReuseFrom:
         lists: dict[str, Any] = {name: tuple(stored[name]) for name in ("fresh", "roots") if name in stored}
         return cls(**{**stored, **lists})
 
+    @property
+    def description(self) -> str:
+        """The earlier run, and from where on the new one runs, in words."""
+        if self.roots is None:
+            return f"{self.like} (like)"
+        if self.only is not None:
+            return f"{self.like} (tries {self.only})"
+        return f"{self.like} (fork from {', '.join(self.fresh)})"
+
 
 def is_try(settings: Mapping[str, Any]) -> bool:
     """Return whether the run with these settings is an attempt at one task beside an earlier run."""

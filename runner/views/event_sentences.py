@@ -189,7 +189,12 @@ SENTENCES: Mapping[str, Callable[[Facts], str]] = {
 
 
 def _error(facts: Facts) -> str:
-    return ": ".join(filter(None, (facts.get("error_kind"), short(facts.get("error") or ""))))
+    return failure(facts.get("error_kind"), short(facts.get("error") or ""))
+
+
+def failure(error_kind: str | None, error: str | None) -> str:
+    """Return the kind of an error with its message; empty without an error."""
+    return ": ".join(filter(None, (error_kind, error)))
 
 
 def _spent(facts: Facts) -> str:

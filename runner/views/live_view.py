@@ -24,7 +24,7 @@ from plait.runner.domain.dag import group_of
 from plait.runner.domain.wait_reasons import WaitReason, Waits
 from plait.runner.engine.lease import shown_status
 from plait.runner.state.stored_run import listed_tasks, stored_record
-from plait.runner.views.event_sentences import event_sentence, remedy
+from plait.runner.views.event_sentences import event_sentence, failure, remedy
 from plait.runner.views.read_views import (
     read_tuning,
     read_waits,
@@ -132,7 +132,7 @@ class LiveView:
         self._seq = run.last_seq
         self._created = parse_time(run.created_at)
         if self._task_id is not None and (touched is None or self._task_id in touched or quiet):
-            async for change in self._task_changes(self._task_id):
+            async for change in self._task_changes(run, self._task_id):
                 yield change
         throttled = await throttled_backends(self._store, run, now)
         tuning = await read_tuning(self._store, run)
@@ -224,8 +224,8 @@ class LiveView:
         """
         return None if at is None else round((parse_time(at) - self._created) * 1000)
 
-    async def _task_changes(self, task_id: str) -> AsyncGenerator[ViewChange]:
-        detail = await task_detail(self._store, self._run_id, task_id, self._clock.wall())
+    async def _task_changes(self, run: RunRecord, task_id: str) -> AsyncGenerator[ViewChange]:
+        detail = await task_detail(self._store, run, task_id, self._clock.wall())
         rendered = None
         if not detail.messages and detail.attempts:
             rendered = await rendered_prompt(self._store, self._run_id, task_id)
@@ -254,8 +254,7 @@ def _note(task: TaskRecord) -> str:
         return "the stored result is damaged"
     if task.question is not None:
         return _short(task.question)
-    error = "" if task.error is None else _short(task.error)
-    return f"{task.error_kind}: {error}" if task.error_kind else error
+    return failure(task.error_kind, _short(task.error or ""))
 
 
 def _has_several(task: TaskRecord) -> bool:

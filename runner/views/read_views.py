@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio.to_thread
 
 from plait.clock_and_ids import Clock, iso, parse_time
-from plait.errors import PlaitError, StoreError, TaskNotFound
+from plait.errors import PlaitError, StoreError, TaskNotFound, nearest
 from plait.events import (
     OWN_LIMITS,
     BackendThrottled,
@@ -79,6 +79,7 @@ from plait.runner.views.view_models import (
     TaskView,
     view_of,
 )
+from plait.safe_text import is_utf8
 from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, UNDER_WAY, AttemptStatus, RunStatus, TaskStatus
 from plait.task import command_text
 
@@ -341,19 +342,17 @@ def _answers(task: TaskRecord) -> tuple[AnswerView, ...]:
         return ()
 
 
-async def task_detail(store: Store, run_id: str, task_id: str, now: float) -> TaskDetail:
-    """Return the task at Unix time `now`. Raises RunNotFound, TaskNotFound, StoreError."""
-    _, run = await stored_record(store, run_id)
-    tasks = await store.list_tasks(run_id, task_id)
-    if not tasks:
-        raise TaskNotFound(f"run {run_id} has no task {task_id!r}; `plait show {run_id}` lists them")
-    return await task_detail_of(store, run, tasks[0], await store.list_messages(run_id, task_id), now)
+async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
+    """Return the task of the run with the id `task_id`. Raises TaskNotFound, StoreError."""
+    for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
+        return task
+    hint = nearest(task_id, [task.task_id for task in await listed_tasks(store, run)])
+    raise TaskNotFound(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
 
 
-async def task_detail_of(
-    store: Store, run: RunRecord, task: TaskRecord, messages: Sequence[MessageRecord], now: float
-) -> TaskDetail:
-    """Return the task of `run` with the `messages` of its conversation. Raises StoreError."""
+async def task_detail(store: Store, run: RunRecord, task_id: str, now: float) -> TaskDetail:
+    """Return the task of `run` at Unix time `now`. Raises TaskNotFound, StoreError."""
+    task, messages = await _with_messages(store, run, task_id)
     # The reason for which a task waits depends on the other tasks.
     records = [task] if TaskStatus(task.status) in TASK_DONE else await tasks_beside(store, run, task)
     shown = (await task_views(store, run, records, now, only=task.task_id))[task.task_id]
@@ -362,6 +361,22 @@ async def task_detail_of(
     moved = await moved_attempts(store, run, task.task_id)
     views = [_attempt_view(one, placed.get((one.task_id, one.attempt)), moved.get(one.attempt)) for one in attempts]
     return view_of(TaskDetail, shown, run_id=run.run_id, messages=tuple(messages), history=tuple(views))
+
+
+async def _with_messages(store: Store, run: RunRecord, task_id: str) -> tuple[TaskRecord, Sequence[MessageRecord]]:
+    """Return the task and its messages. A result that is also a message is the same object, and is never held twice:
+    it may have hundreds of megabytes.
+    """
+    task = await find_task(store, run, task_id)
+    result = None if task.text is None else (len(task.text), hash(task.text))
+    task = replace(task, text=None)
+    messages = await store.list_messages(run.run_id, task_id)
+    if result is None:
+        return task, messages
+    for one in messages:
+        if (len(one.content), hash(one.content)) == result:
+            return replace(task, text=one.content), messages
+    return await find_task(store, run, task_id), messages
 
 
 def _attempt_view(attempt: AttemptRecord, placed: PlacedAttempt | None, moved_from: str | None) -> AttemptView:

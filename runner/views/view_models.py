@@ -20,11 +20,12 @@ from plait.persistence.store_records import MessageRecord
 from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.domain.run_result import html_table
 from plait.runner.domain.wait_reasons import WaitReason, clock_time
-from plait.runner.policies.goal_policy import Phase
+from plait.runner.policies.goal_policy import Phase, Stop
 from plait.runner.recovery.resume_plan import ResumeStep
 from plait.runner.state.budget import Budget
+from plait.runner.views.event_sentences import counted, named_tasks
 from plait.statuses import AttemptStatus, RunStatus, TaskStatus
-from plait.usage import Usage
+from plait.usage import Usage, dollars
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -153,6 +154,13 @@ class OwnerView:
         return f"process {self.pid} on {self.host}"
 
 
+_WHY_STOPPED: Mapping[str | None, str] = {
+    Stop.MAX_ITERATIONS: "no further task was started: max_iterations is reached",
+    Stop.MAX_TASKS: "no further task was planned: max_tasks is reached",
+    Stop.NO_PROGRESS: "no further progress was made",
+}
+
+
 @view
 class LoopView:
     """The progress of a run that plans its tasks towards a goal."""
@@ -166,10 +174,15 @@ class LoopView:
     @property
     def description(self) -> str:
         """The progress in a few words."""
-        executed = f"{self.iteration} task{'' if self.iteration == 1 else 's'} executed"
+        executed = f"{counted(self.iteration, 'task')} executed"
         if self.ended_by in {None, "goal_reached"}:
             return f"{'goal reached' if self.ended_by else self.phase.value}, {executed}"
         return f"goal not reached ({self.ended_by}), {executed}"
+
+    @property
+    def why_stopped(self) -> str | None:
+        """Why no further task is planned although the goal is not reached, in words; None otherwise."""
+        return _WHY_STOPPED.get(self.ended_by)
 
 
 @view
@@ -214,6 +227,14 @@ class RunView(UsageView):
             return f"parked until {clock_time(parse_time(self.due_at), 0.0)}"
         is_answered = self.status is RunStatus.WAITING_INPUT and not self.counts.get(TaskStatus.WAITING_INPUT)
         return ANSWERED if is_answered else self.status.value
+
+    @property
+    def progress(self) -> str:
+        """How many tasks have ended, in words."""
+        ended = (TaskStatus.FAILED, TaskStatus.SKIPPED, TaskStatus.CANCELLED)
+        numbers = [f"{self.counts[status]:,} {status.value}" for status in ended if self.counts.get(status)]
+        completed = f"{self.counts.get(TaskStatus.COMPLETED, 0):,} of {counted(self.total, 'task')} completed"
+        return ", ".join([completed, *numbers])
 
 
 @view
@@ -344,6 +365,16 @@ class BudgetView:
             reserved_usd=sum(reserved.values()),
             reserved_by=reserved,
         )
+
+    @property
+    def description(self) -> str:
+        """What the run may spend, has spent and has reserved, and by which tasks, in words."""
+        spent = f"{dollars(self.spent_usd)} spent"
+        if self.unsure_usd:
+            spent += f" (at most: {dollars(self.unsure_usd)} of it by attempts whose cost is not known)"
+        reserved = f", {dollars(self.reserved_usd)} reserved by {named_tasks(tuple(self.reserved_by))}"
+        whole = "max_cost of tasks" if self.usd is None else dollars(self.usd)
+        return f"{whole}, {spent}{reserved if self.reserved_by else ''}"
 
 
 @view

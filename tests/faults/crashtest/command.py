@@ -14,8 +14,7 @@ from plait.errors import InvalidRequest, StoreUnusable
 from plait.failpoints import FAILPOINTS
 from plait.runner.cli.command_line import COMPLETED, FAILED, exit_process, run_cli
 from plait.runner.cli.command_options import disk_option, json_option, read_plan, set_option
-from plait.runner.cli.run_report import print_json
-from plait.runner.cli.terminal_output import print_line, print_note
+from plait.runner.cli.terminal_output import print_json, print_line, print_note
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.policies.follow_ups import FollowUps
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY

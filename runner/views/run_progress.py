@@ -1,6 +1,6 @@
-"""A live run for a person: its tasks at work, what tasks wait for, what they used; and what every display can do.
+"""A live run in this process as a person follows it: its tasks at work, what tasks wait for, what they used.
 
-Nothing here draws but plain lines: a display reads `Progress`, and so does the summary at the end.
+A display reads `Progress`, and so does the summary at the end.
 """
 
 from __future__ import annotations
@@ -9,55 +9,21 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 
 from plait import events
 from plait.json_form import JsonValue
-from plait.runner.cli.terminal_output import as_line, print_note
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import NO_LIMITS, Limits, WaitingRun, WaitReason, Waits, stored_limits
 from plait.runner.state.run_state import RunState
-from plait.runner.views.event_sentences import event_line, event_sentence, is_detail
+from plait.runner.views.event_sentences import event_sentence, is_detail
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, lacks_price
 
 _Billed = events.TaskCompleted | events.TaskRetried | events.TaskFailed | events.TaskWaiting
 _LONGEST = 400  # characters of the output of a task that are kept
-
-
-class Display:
-    """Shows a live run on standard error: this one nothing."""
-
-    def handle(self, event: events.Event) -> None:
-        """Show an event, which `Progress` has handled."""
-
-    def note(self, text: str) -> None:
-        """Print a message of plait."""
-
-    def tick(self) -> None:
-        """Refresh the display; called several times a second."""
-
-    def close(self) -> None:
-        """Restore the terminal after the last event."""
-
-
-class PlainDisplay(Display):
-    """Prints a line with the local time for every event; if `verbose`, also for tools, nodes and waits of tasks."""
-
-    def __init__(self, *, verbose: bool = False) -> None:
-        self._verbose = verbose
-
-    def handle(self, event: events.Event) -> None:
-        if self._verbose or not (is_detail(event) or isinstance(event, events.RunCreated)):
-            line = as_line(event_line(event))
-            if line:
-                print_note(f"{datetime.fromisoformat(event.at).astimezone():%H:%M:%S} {line}")
-
-    def note(self, text: str) -> None:
-        print_note(text)
 
 
 @dataclass(slots=True)
