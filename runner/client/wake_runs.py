@@ -13,9 +13,6 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
 from plait.runner.engine.lease import due_at
 from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, PARK, read_settings
-from plait.statuses import RunStatus
-
-_GO_ON = frozenset({RunStatus.RUNNING, RunStatus.WAITING_INPUT})
 
 
 class DueRuns:
@@ -29,11 +26,11 @@ class DueRuns:
     async def find(self, now: float) -> Sequence[RunRecord]:
         """Return the runs that are due at Unix time `now`, the first created first. Raises StoreError."""
         found = await self._store.list_claimable(MOST_RUNS_SEARCHED)
-        return [run for run in found if RunStatus(run.status) in _GO_ON and await self._is_due(run, now)]
+        return [run for run in found if await self._is_due(run, now)]
 
     async def _is_due(self, run: RunRecord, now: float) -> bool:
         if run.owner is None and ((due := due_at(run)) is None or due > now):
-            return False  # a person has stopped the run, or it is due by the store's clock alone
+            return False  # not begun, stopped by a person, or due by the store's clock alone
         key = run.run_id, run.epoch
         if key not in self._parks:
             whole = await self._store.get_run(run.run_id)

@@ -32,6 +32,7 @@ from pydantic_core import CoreSchema
 from plait.backends.prices import Price
 from plait.backends.specs.backend_specs import BackendSpec, DescribedModel, FunctionSpec, HostsPart
 from plait.errors import ErrorKind, nearest
+from plait.json_form import from_json
 from plait.runner.domain.notify_target import NOTICE_WORDS, NoticeWord, NotifyTarget
 from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.policies.follow_ups import DEFAULT_CHAINS
@@ -718,15 +719,7 @@ class NotifyPart(_Part):
 
     def target(self) -> NotifyTarget:
         """Return the target, which may have mistakes."""
-        return NotifyTarget(
-            self.url,
-            self.url_env,
-            tuple(self.run),
-            form=self.form,
-            headers_env=self.headers_env,
-            pass_env=tuple(self.pass_env),
-            on=tuple(self.on),
-        )
+        return from_json(NotifyTarget, self.model_dump())
 
 
 GIVEN_BY = ("tasks", "orchestrate", "workflow")

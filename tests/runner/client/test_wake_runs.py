@@ -13,7 +13,7 @@ import pytest
 from plait import ParallelRunner, RunStatus, SQLiteStore, Store, Task, ask
 from plait.clock_and_ids import Clock
 from plait.errors import BackendError, BackendMissing, ErrorKind, PlaitError
-from plait.events import RunClaimed
+from plait.events import RunCancelling, RunClaimed
 from plait.persistence.store_records import Batch
 from plait.runner.client import runs as client
 from plait.runner.engine.lease import claim_for_this_process, unregister
@@ -108,6 +108,19 @@ async def test_a_run_that_parks_goes_on_after_the_death_of_its_process(store: St
         RunStatus.PARKED,
         RunStatus.INTERRUPTED,
     )
+
+
+async def test_a_cancellation_that_was_cut_short_by_the_death_of_the_process_ends(store: Store) -> None:
+    backend = Limited()
+    await runner(store, backend, park=True).run(TASKS, "r")
+    await dead_owner(store, "r")
+    record = await store.get_run("r")
+    assert record is not None
+    cancelling = RunCancelling("2026-11-29T00:00:01.000Z", "r")
+    await store.write(Batch("r", record.epoch, record.last_seq + 1, (cancelling,)))
+    calls = backend.calls
+    assert await woken(store, backend) == {"r": None}
+    assert (await status(store), backend.calls) == (RunStatus.CANCELLED, calls)
 
 
 async def test_a_run_that_parked_once_goes_on_after_the_death_of_its_process(store: Store) -> None:
