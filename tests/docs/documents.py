@@ -46,6 +46,14 @@ class Command:
 
     line: str
     exit_code: int
+    shown: str = ""
+    """What a console block shows behind the command. `...` stands for anything."""
+
+    def is_shown(self, output: str, *, whole: bool = True) -> bool:
+        """Whether `shown` is the output, or without `whole` a part of it."""
+        parts = re.split(r"^\.\.\.(?:\n|$)|\.\.\.", self.shown.rstrip(), flags=re.MULTILINE)
+        match = re.fullmatch if whole else re.search
+        return match(".*".join(map(re.escape, parts)), output.rstrip(), re.DOTALL) is not None
 
 
 def blocks(file: str, text: str) -> list[Block]:
@@ -68,18 +76,17 @@ def blocks(file: str, text: str) -> list[Block]:
 
 def commands(block: Block) -> list[Command]:
     """The command lines of a `sh` block (all lines) or a `console` block (those after `$ `), continuations joined."""
-    text = block.text
     if block.info == "console":
-        lines = re.findall(r"^\$ ((?:.*\\\n)*.*)$", text, re.MULTILINE)
+        found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE)
     else:
-        lines = re.findall(r"^((?:.*\\\n)*.*)$", text, re.MULTILINE)
-    joined = (re.sub(r"\s*\\\n\s*", " ", line).strip() for line in lines)
-    return [_command(line) for line in joined if line and not line.startswith("#")]
+        found = [(line, "") for line in re.findall(r"^((?:.*\\\n)*.*)$", block.text, re.MULTILINE)]
+    joined = ((re.sub(r"\s*\\\n\s*", " ", line).strip(), shown) for line, shown in found)
+    return [_command(line, shown) for line, shown in joined if line and not line.startswith("#")]
 
 
-def _command(line: str) -> Command:
+def _command(line: str, shown: str) -> Command:
     found = re.search(r"\s+# .*\bexits? (?:with )?(?:code )?(\d+)", line)
-    return Command(re.sub(r"\s+# .*$", "", line), int(found[1]) if found else 0)
+    return Command(re.sub(r"\s+# .*$", "", line), int(found[1]) if found else 0, shown.rstrip())
 
 
 def wrongly_installed(words: Sequence[str], extras: Collection[str]) -> list[str]:

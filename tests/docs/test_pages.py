@@ -7,7 +7,7 @@ for every model, and stand-ins (tests/support/bin) for the commands of agents; w
 all of its page.
 
     python   runs as a script, or under pytest when it has a class Test...
-    sh       every line runs                        console    every line after `$ ` runs
+    sh       every line runs                        console    every line after `$ ` runs, and prints what is shown
     yaml     is a plan (`yaml fragment`: a part)    json, toml parse, and are plans when they have tasks
     sql      every query runs on a small store      mermaid    names a kind of diagram
     ini      is a unit of systemd
@@ -82,6 +82,8 @@ LIMIT_S = 120.0  # for one command
 SETUP = re.compile(r"(git clone|cd plait$|python3? -m venv|source |\. |ollama |vllm |llama-server )")
 # Takes long: tests/faults/test_crashtest.py runs the same command.
 ELSEWHERE = f"make crashtest KILLS={KILLS}"
+# They show what the small model says: tests/docs/test_check_tutorial.py plays the second one with it.
+OF_A_MODEL = {"README.md", "docs/tutorial-checks.md"}
 A_URL = re.compile(r"""(base_url ?[=:] ?|--base-url[ =])(["']?)https?://[^\s"']+""")
 # Run until a signal: their options are looked at.
 ENDLESS = re.compile(r"(?:PLAIT_STORE=\S+ )?(?:dask (?:scheduler|worker)|plait worker)\b")
@@ -118,8 +120,8 @@ class Place:
             **keys,
         }
 
-    async def run(self, command: list[str], text: str, exit_code: int = 0) -> None:
-        """Run `command`. Raise AssertionError with its output if it exits otherwise."""
+    async def run(self, command: list[str], text: str, exit_code: int = 0) -> str:
+        """Run `command` and return its output. Raise AssertionError with the output if it exits otherwise."""
         with anyio.fail_after(LIMIT_S):
             done = await anyio.run_process(
                 command,
@@ -129,15 +131,18 @@ class Place:
                 stderr=STDOUT,
                 check=False,
             )
-        check_exit(command, done.returncode, exit_code, done.stdout.decode(errors="replace"))
+        output = done.stdout.decode(errors="replace")
+        check_exit(command, done.returncode, exit_code, output)
+        return output
 
-    async def run_warm(self, words: Sequence[str], text: str, exit_code: int = 0) -> None:
+    async def run_warm(self, words: Sequence[str], text: str, exit_code: int = 0) -> str:
         """Run `python WORDS`, with -m or -c, as `run` does, in a process that need not load plait first."""
         with Warm(
             [sys.executable, *words], cwd=self.folder, env=self.environment(text), stdout=PIPE, stderr=STDOUT
         ) as process:
-            output, _ = await to_thread.run_sync(partial(process.communicate, timeout=LIMIT_S))
+            output: str = (await to_thread.run_sync(partial(process.communicate, timeout=LIMIT_S)))[0]
         check_exit(process.words, process.wait(), exit_code, output)
+        return output
 
 
 def check_exit(command: Sequence[str], code: int, expected: int, output: str) -> None:
@@ -268,9 +273,13 @@ async def run_command(command: Command, block: Block, place: Place) -> None:
     if ENDLESS.match(line):
         line += " --help"
     if line.startswith("plait ") and command.line not in COLD and not SHELL.search(line):
-        await place.run_warm(["-m", *shlex.split(line)], block.text, command.exit_code)
+        output = await place.run_warm(["-m", *shlex.split(line)], block.text, command.exit_code)
     elif line:
-        await place.run(["sh", "-c", line], block.text, command.exit_code)
+        output = await place.run(["sh", "-c", line], block.text, command.exit_code)
+    else:
+        return
+    if command.shown and block.file not in OF_A_MODEL:
+        assert command.is_shown(output, whole=False), f"{block.id}: {command.line}\n{output}"
 
 
 async def last_run(place: Place) -> tuple[str, str]:
@@ -417,8 +426,8 @@ def test_blocks_are_found_where_they_are() -> None:
     shell, script = blocks("a.md", PAGE)
     assert commands(shell) == [Command("make demo", 0), Command("plait run x -j 2", 1)]
     assert (script.id, script.info, script.name, script.text) == ("a.md:10", "python", "a.py", "# a.py\n1\n")
-    console = Block("a.md", 1, "console", "$ plait --version\nplait 0.1.0\n")
-    assert commands(console) == [Command("plait --version", 0)]
+    console = Block("a.md", 1, "console", "$ plait --version\nplait 0.1.0\n$ plait runs\n")
+    assert commands(console) == [Command("plait --version", 0, "plait 0.1.0"), Command("plait runs", 0)]
     with pytest.raises(ValueError, match=r"a\.md:1: the block is not closed"):
         blocks("a.md", "```python\n1\n")
     assert broken_links(ROOT, "README.md", "[a](docs/nowhere.md) [b](#nothing) [c](https://example.org)") == [
