@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -185,6 +186,8 @@ class Checks:
         `checked` tasks, only the unknown names.
         """
         problems: list[Problem] = []
+        items_fit = checked or why_no_json([task.item for task in self._tasks]) is None
+        right: tuple[Any, ...] = ()  # the settings of the last task, without a problem: those of a list are the same
         for position, task in enumerate(self._tasks):
             upstream: dict[int, None] = {}
             for index, name in enumerate(task.upstream):
@@ -194,9 +197,14 @@ class Checks:
                 else:
                     upstream[other] = None
             if not checked:
-                problems += (
-                    Problem(message, task.id, field, None, position) for field, message in self._field_problems(task)
-                )
+                if not items_fit and (reason := why_no_json(task.item)):
+                    problems.append(Problem(_NO_JSON.format("item", reason), task.id, "item", None, position))
+                settings = _settings(task)
+                if not right or not all(map(operator.is_, settings, right)):
+                    found = [*self._field_problems(task)]
+                    problems += (Problem(message, task.id, field, None, position) for field, message in found)
+                    # Of a task with `for_each` the id counts, too.
+                    right = () if found or task.for_each is not None else settings
             self._dependencies.append(tuple(upstream))
         return problems
 
@@ -214,14 +222,16 @@ class Checks:
         return Problem(message, task.id, "continues" if name == task.continues else "for_each", None, position)
 
     def _field_problems(self, task: Task) -> Iterator[tuple[str, str]]:
-        """Yield the field and the message of each problem of a task by itself, and of the backend of `continues`."""
+        """Yield the field and the message of each problem of a task by itself, but of its item, and of the backend of
+        `continues`.
+        """
         for (field, is_right, rule), default, given in zip(_RULES, _DEFAULTS, _ruled(task), strict=True):
             if given is not default and not is_right(given):
                 yield field, f"{field} must be {rule}, not {given!r}"
-        for field in ("item", "metadata", "output_schema"):
+        for field in ("metadata", "output_schema"):
             value = getattr(task, field)
             if value and (reason := why_no_json(value)):
-                yield field, f"{field} has to be JSON, to be stored with the task: {reason}"
+                yield field, _NO_JSON.format(field, reason)
             elif field == "output_schema" and value and (message := self._schema_problem(value)):
                 yield field, message
         unusable = next((name for name in task.files if not isinstance(name, TaskFile) and not _is_word(name)), None)
@@ -339,6 +349,8 @@ class Checks:
     def _text_problems(
         self, text: _Text, words: str, names: PromptNames, mistakes: Sequence[PromptError]
     ) -> Iterator[Problem | _Unless]:
+        if text.task.item is not None and names.names == _ITEM and not (names.results or names.inputs or mistakes):
+            return
         for mistake in mistakes:
             yield text.problem(str(mistake), mistake.line)
         for name in sorted(names.names):
@@ -603,6 +615,11 @@ _RULES: Sequence[tuple[str, Callable[[Any], bool], str]] = (
 )
 """What the value of a field must be: the test, and the words for it."""
 _ruled = attrgetter(*(name for name, _, _ in _RULES))
+_ITEM = frozenset({"item"})
+_NO_JSON = "{} has to be JSON, to be stored with the task: {}"
+_OWN = frozenset({"id", "item", "depends_on", "aliases", "arguments", "inputs"})
+_settings = attrgetter(*(one.name for one in fields(Task) if one.name not in _OWN))
+"""What `Checks.link` looks at, beside what is each task's own."""
 _DEFAULTS = [{one.name: one.default for one in fields(Task)}[name] for name, _, _ in _RULES]
 
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from plait.backends.output_schema import schema_problem
 from plait.backends.specs.backend_specs import FunctionSpec, only_backend
 from plait.errors import DAGError, PlanError, Problem, nearest
-from plait.json_form import JsonInput, JsonValue, value
+from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.domain.task_checks import MOST_HINTS, NOUNS, is_not_upstream, line_of, uses_itself
@@ -149,14 +149,16 @@ class PlanTasks:
             # Models need the format of added tasks. What a function returns is checked when its tasks are added.
             is_planner = part.output == "tasks" and function is None and not self._is_called
             asks_for = TASKS_SCHEMA if is_planner else None
-            for member in families.members(part):
-                files = self._found_files(index, part, member) or part.files
-                task = make_task(part, member, self._defaults, asks_for=asks_for, files=files)
+            settings = task_settings(part, self._defaults, asks_for)
+            for place, fields in enumerate(families.members(part)):
+                if part.files:
+                    fields["files"] = self._found_files(index, part, fields["item"]) or tuple(part.files)
+                task = Task(**settings, **fields)
                 task = with_arguments(task, parameters, self.inputs, ids) if takes_values else task
                 for number, each in enumerate([task] if task.repeat == 1 else with_samples([task])):
                     tasks.append(each)
                     is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
-                    self._origins.append((index, member.first and is_first))
+                    self._origins.append((index, place == 0 and is_first))
                     if families.waits_for_rows(part):
                         self._behind.append(each.id)
         if over is not None:  # those of no row, then row by row
@@ -214,11 +216,11 @@ class PlanTasks:
             if {over, "inputs"} & parse_names(part.prompt)[0].names:
                 yield (*path, "prompt"), f"the prompt names the whole list; name {{{{ item }}}} instead of {over!r}"
 
-    def _found_files(self, index: int, part: TaskPart, member: Member) -> tuple[TaskFile, ...]:
+    def _found_files(self, index: int, part: TaskPart, item: JsonValue) -> tuple[TaskFile, ...]:
         files: dict[TaskFile, None] = {}
         for position, pattern in enumerate(part.files):
             try:
-                files |= dict.fromkeys(self._files.find(pattern, member.item))
+                files |= dict.fromkeys(self._files.find(pattern, item))
             except ValueError as error:
                 self._complain(("tasks", index, "files", position), str(error))
         return tuple(files)
@@ -396,47 +398,34 @@ def function_of(part: TaskPart | StepPart, plan: PlanPart) -> str | None:
 
 
 _AS_WRITTEN = (
-    *("prompt", "backend", "model", "system", "temperature", "max_cost", "weight", "when", "at_most_once", "codes"),
+    *("prompt", "backend", "model", "system", "temperature", "max_cost", "weight", "when", "at_most_once"),
     *("cwd", "env", "shared", "join", "race", "repeat"),
 )
 """The settings that are the same in a plan file and in a run."""
 
 
-def make_task(
-    part: TaskPart,
-    member: Member,
-    defaults: DefaultsPart,
-    *,
-    asks_for: Mapping[str, JsonValue] | None = None,
-    files: Sequence[str | TaskFile] = (),
-) -> Task:
-    """Return the task of the run for `part` of the plan file at the place of `member`.
+def task_settings(
+    part: TaskPart, defaults: DefaultsPart, asks_for: Mapping[str, JsonValue] | None = None
+) -> dict[str, Any]:
+    """Return the fields of the tasks of the run that are the same for all that are made from `part` of the plan file.
 
     `asks_for` is the schema of the answer for a task without a schema.
     """
-    timeout = defaults.timeout if part.timeout is None else part.timeout
-    as_written: dict[str, Any] = {name: getattr(part, name) for name in _AS_WRITTEN}
-    return Task(
-        **as_written,
-        id=member.id,
-        depends_on=member.depends_on,
-        continues=member.continues,
-        failure_mode=FailureMode(part.failure_mode or defaults.failure_mode),
-        retry=retry_of(part, defaults),
-        timeout=timeout,
-        output_schema=part.output_schema or asks_for,
-        cache=defaults.cache if part.cache is None else part.cache,
-        item=member.item,
-        aliases=member.aliases,
-        metadata=part.metadata if part.role is None else {**part.metadata, "role": part.role},
-        for_each=member.for_each,
-        adds_tasks=part.output == "tasks",
-        files=tuple(files),
-        run=tuple(part.run),
-        call=call_of(part),
-        check=None if part.check is None else part.check.check(),
-        vote=None if part.vote is None else part.vote.vote(),
-    )
+    return {
+        **{name: getattr(part, name) for name in _AS_WRITTEN},
+        "failure_mode": FailureMode(part.failure_mode or defaults.failure_mode),
+        "retry": retry_of(part, defaults),
+        "timeout": defaults.timeout if part.timeout is None else part.timeout,
+        "output_schema": part.output_schema or asks_for,
+        "cache": defaults.cache if part.cache is None else part.cache,
+        "metadata": part.metadata if part.role is None else {**part.metadata, "role": part.role},
+        "adds_tasks": part.output == "tasks",
+        "run": tuple(part.run),
+        "codes": part.codes if part.codes == "any" else tuple(part.codes),
+        "call": call_of(part),
+        "check": None if part.check is None else part.check.check(),
+        "vote": None if part.vote is None else part.vote.vote(),
+    }
 
 
 def call_of(part: TaskPart) -> Call | None:
@@ -479,20 +468,6 @@ def check_schema(schema: dict[str, Any] | None, path: Where, source: Source) -> 
 MAX_EDGES = 2_000_000
 
 
-@value
-class Member:
-    """The values of a generated task that depend on its place in the family."""
-
-    id: str
-    depends_on: tuple[str, ...]
-    continues: str | None
-    aliases: Mapping[str, str | Sequence[str]]
-    item: JsonValue
-    first: bool
-    """True for the first member of a family."""
-    for_each: str | None = None
-
-
 class Families:
     """The tasks of the run generated from each task of the file.
 
@@ -524,25 +499,26 @@ class Families:
         )
         return tasks, edges
 
-    def members(self, part: TaskPart) -> Iterator[Member]:
-        """Yield the tasks generated from `part`: one, or one for each element."""
-        over = self._families[part.id]
+    def members(self, part: TaskPart) -> Iterator[dict[str, Any]]:
+        """Yield, for each task generated from `part`, one, or one for each element, the fields of the task that depend
+        on its place.
+        """
+        over, above = self._families[part.id], sorted(self._above[part.id])
         elements: Sequence[JsonValue] = [None] if over is None else self._items[over]
         for position, element in enumerate(elements):
-            yield Member(
-                id=self._ids[part.id][position],
-                depends_on=tuple(
+            yield {
+                "id": self._ids[part.id][position],
+                "depends_on": tuple(
                     partner for name in part.depends_on for partner in self._partners(part, name, position)
                 ),
-                continues=None if part.continues is None else self._partners(part, part.continues, position)[0],
-                aliases={
+                "continues": None if part.continues is None else self._partners(part, part.continues, position)[0],
+                "aliases": {
                     name: self._ids[name][position] if self._pairs(part, name) else self._partners(part, name, position)
-                    for name in sorted(self._above[part.id])
+                    for name in above
                 },
-                item=element,
-                first=position == 0,
-                for_each=self._list_of(part, position),
-            )
+                "item": element,
+                "for_each": self._list_of(part, position),
+            }
 
     def is_of_row(self, name: str) -> bool:
         """Return whether the task is one of `rows`."""
@@ -660,10 +636,10 @@ class AddedTasks:
             part.when = part.model = part.check = part.plan = part.loop = part.cwd = None
             part.env, part.shared = {}, False
             part.join, part.race, part.repeat, part.vote = "all", False, 1, None
-            member = Member(
-                part.id, tuple(part.depends_on), part.continues, {}, None, first=True, for_each=part.for_each
+            settings, depends_on = task_settings(part, DefaultsPart()), tuple(part.depends_on)
+            self.tasks.append(
+                Task(**settings, id=part.id, depends_on=depends_on, continues=part.continues, for_each=part.for_each)
             )
-            self.tasks.append(make_task(part, member, DefaultsPart()))
 
     def _parts(self, plan: Mapping[str, object]) -> Sequence[TaskPart]:
         try:

@@ -613,7 +613,9 @@ def write_spec(task: Task) -> str:
     if options == _DEFAULTS:
         return "{}"
     named = zip(_OPTIONS, options, _DEFAULTS, strict=True)
-    spec: dict[str, Any] = {one.name: option for one, option, default in named if option != default}
+    spec: dict[str, Any] = {
+        one.name: option for one, option, default in named if option is not default and option != default
+    }
     if "failure_mode" in spec:
         spec["failure_mode"] = FailureMode(task.failure_mode).value
     if "retry" in spec:
