@@ -37,17 +37,27 @@ T = TypeVar("T", bound=Told)
 
 def in_a_process(work: Callable[[], Any], folder: Path) -> dict[str, Any] | str:
     """Run `work` in a process, and return what it returned; the name of the boundary at which it was killed."""
+    return ended(begin(work, folder), folder)
+
+
+def begin(work: Callable[[], Any], folder: Path) -> int:
+    """Begin `work` in a process with a folder of its own, and return the number of the process."""
     said = folder / "said"
     said.unlink(missing_ok=True)
-    child = os.fork()
-    if not child:
-        try:
-            said.with_suffix(".new").write_text(json.dumps(work()))
-            said.with_suffix(".new").replace(said)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
+    if child := os.fork():
+        return child
+    try:
+        said.with_suffix(".new").write_text(json.dumps(work()))
+        said.with_suffix(".new").replace(said)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def ended(child: int, folder: Path) -> dict[str, Any] | str:
+    """Wait for the end of a process that was begun, and return the same as `in_a_process`."""
+    said = folder / "said"
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         return (folder / "boundary").read_text()
