@@ -1,10 +1,12 @@
 """Where notices of a run go: a URL, or a command. Pure.
 
-A secret is named, never held: the URL of a Slack webhook is one, and so is what a header sends.
+A secret is named, never held: the URL of a Slack webhook is one, and so is what a header sends, and the key that signs
+the links to questions.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, fields
@@ -21,6 +23,14 @@ NOTICE_WORDS: Final[tuple[NoticeWord, ...]] = ("question", "budget", "parked", "
 """What a notice can tell: a task asks a person; a task asks for a higher budget; all tasks of the run wait for a time;
 the run has failed; the run is completed.
 """
+LINK_KEY: Final = "PLAIT_LINK_KEY"
+"""The environment variable with the key that signs links to questions: the same where notices are sent and where the
+page is served.
+"""
+LINK_PAGE: Final = "/page/question.html"
+"""The page of one question. The part of a link behind `#` says which, and a browser sends this part to no server."""
+_LEAST_KEY = 16
+"""Characters. A shorter key could be guessed from one link."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SLACK = "hooks.slack.com"
@@ -42,6 +52,10 @@ class NotifyTarget:
     """For each further header of the request, the environment variable that holds its value."""
     pass_env: tuple[str, ...] = ()
     """Further environment variables for the program."""
+    link: str | None = None
+    """The address under which a person reaches `plait serve` or `plait ui`: a notice of a question has a signed link to
+    its form there.
+    """
     on: tuple[NoticeWord, ...] = NOTICE_WORDS
     """What is told."""
 
@@ -82,6 +96,10 @@ class NotifyTarget:
             yield "run", "the program has to be one of the PATH, or an absolute path"
         if self.pass_env and not self.run:
             yield "pass_env", "pass_env is for a command; leave it out"
+        if self.link is not None and (
+            why_no_address(self.link) or urlsplit(self.link)[2:] not in {("", "", ""), ("/", "", "")}
+        ):
+            yield "link", "link is the address of the server alone, like https://plait.example.org"
         if not self.on:
             yield "on", f"name what is told: {', '.join(NOTICE_WORDS)}"
         for name in self.headers_env:
@@ -98,9 +116,9 @@ class NotifyTarget:
     @property
     def is_harmless(self) -> bool:
         """Whether any process may use the target as it is stored: it runs no program, sends no variable of the
-        environment, and only the environment says where it goes.
+        environment, signs no link, and only the environment says where it goes.
         """
-        return self.url_env is not None and not self.headers_env and not self.run
+        return self.url_env is not None and not self.headers_env and not self.run and self.link is None
 
     def __str__(self) -> str:
         if self.run:
@@ -108,9 +126,40 @@ class NotifyTarget:
         return f"${self.url_env}" if self.url is None else urlsplit(self.url).hostname or "url"
 
     def missing_variables(self, environment: Mapping[str, str]) -> Sequence[str]:
-        """Return the variables of the request that `environment` lacks."""
+        """Return the variables of the request and of its link that `environment` lacks."""
         named = [*self.headers_env.values(), *([] if self.url_env is None else [self.url_env])]
-        return [name for name in named if not environment.get(name, "").strip()]
+        missing = [name for name in named if not environment.get(name, "").strip()]
+        if self.link is not None and _link_key(environment) is None:
+            missing.append(f"{LINK_KEY} ({_LEAST_KEY} characters or more, the same for the server of the link)")
+        return missing
+
+    def link_to(self, environment: Mapping[str, str], run_id: str, task_id: str, attempt: int) -> str | None:
+        """Return the signed link to the question of the attempt; None if the target has no links."""
+        key = _link_key(environment)
+        if self.link is None or key is None:
+            return None
+        return f"{self.link.rstrip('/')}{LINK_PAGE}#{_signed(key, f'{run_id}/{task_id}/{attempt}')}"
+
+
+def linked_question(environment: Mapping[str, str], signed: str) -> tuple[str, str, int]:
+    """Return the run, the task and the attempt that a link names behind its `#`. Raises ValueError for a wrong link."""
+    key = _link_key(environment)
+    if key is None:
+        raise ValueError(f"this server takes no links: set {LINK_KEY} as it is where the notice was sent")
+    question, _, _ = signed.rpartition("/")
+    if not hmac.compare_digest(signed.encode(), _signed(key, question).encode()):
+        raise ValueError("the link is wrong: a part is missing or was changed, or the server has another key")
+    run_id, task_id, attempt = question.split("/")
+    return run_id, task_id, int(attempt)
+
+
+def _link_key(environment: Mapping[str, str]) -> str | None:
+    key = environment.get(LINK_KEY, "").strip()
+    return key if len(key) >= _LEAST_KEY else None
+
+
+def _signed(key: str, question: str) -> str:
+    return f"{question}/{hmac.digest(key.encode(), f'question {question}'.encode(), 'sha256').hex()}"
 
 
 def why_no_address(url: str) -> str | None:

@@ -193,7 +193,7 @@ async def _try(
     if one.by != me:
         return one.last + wait_after(one.tries)
     try:
-        why = await _deliver(target, await _notice(store, run_id, event, word))
+        why = await _deliver(target, await _notice(store, run_id, target, event, word))
     except StoreError as error:  # a run that is damaged for good must not be tried for ever
         why = type(error).__name__
     log = logger(run=run_id)
@@ -214,7 +214,9 @@ def notice_id(run_id: str, event: EventRecord) -> str:
     return f"{run_id}:{event.seq}"
 
 
-async def _notice(store: Store, run_id: str, event: EventRecord, word: NoticeWord) -> dict[str, Any]:
+async def _notice(
+    store: Store, run_id: str, target: NotifyTarget, event: EventRecord, word: NoticeWord
+) -> dict[str, Any]:
     """Return the notice, as it is posted. Raises StoreError."""
     record = await store.get_run(run_id)
     name = "" if record is None else record.name
@@ -242,6 +244,9 @@ async def _notice(store: Store, run_id: str, event: EventRecord, word: NoticeWor
         text += f": {question}" if question else ", and has its answer already"
         if is_open:
             notice["answer"] = f"plait answer {run_id} {event.task_id}"
+            if link := target.link_to(os.environ, run_id, event.task_id, event.attempt or 0):
+                notice["link"] = link
+                text += f"\n{link}"
     return {**notice, "text": text}
 
 

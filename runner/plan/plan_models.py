@@ -712,6 +712,10 @@ class NotifyPart(_Part):
     """Further headers of the request by name, each with the name of an environment variable that holds its value."""
     pass_env: list[str] = Field(default_factory=list[str])
     """Names of further environment variables for the command."""
+    link: str | None = None
+    """The address under which a person reaches plait serve or plait ui, such as https://plait.example.org. The notice
+    of a question has a signed link to its form there; the environment variable PLAIT_LINK_KEY holds the key.
+    """
     on: list[NoticeWord] = Field(default_factory=lambda: list(NOTICE_WORDS), min_length=1)
     """What is told. question: a task asks a person. budget: a task asks for a higher budget. parked: all that is left
     waits for a time. failed, done: the end of the run. Default: all.

@@ -99,6 +99,8 @@ LINGER_SECONDS = 2.0
 """Seconds during which the rest of a refused request is read and discarded, up to twice the size limit of a body."""
 SIGN_IN = "/page/sign-in"
 """The path that changes a code into the token."""
+QUESTION = "/page/question"
+"""The path that shows and answers the question of a signed link, which the request holds in place of the token."""
 PROOF = "/page/proof"
 """The path under which the server proves that it holds the token."""
 ADMIT = "admit"
@@ -138,7 +140,9 @@ class WebPage:
         method, path = scope["method"], scope["path"]
         if path == "/":
             return bool(method == "GET" and "text/html" in (_single_header(scope, b"accept") or ""))
-        return bool((method == "POST" and path == SIGN_IN) or (method == "GET" and path in {PROOF, *self.paths}))
+        return bool(
+            (method == "POST" and path in {SIGN_IN, QUESTION}) or (method == "GET" and path in {PROOF, *self.paths})
+        )
 
 
 class Guard:

@@ -1,10 +1,11 @@
 """The web page over HTTP: its files, served as they are; and the routes that only it uses and that may change with it:
-sign-in, the live view, the graph, the rows as a file.
+sign-in, the live view, the graph, the rows as a file, the question of a signed link.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from importlib.resources import files
@@ -20,10 +21,12 @@ from pydantic_core import to_json
 
 from plait.errors import PlaitError
 from plait.runner.client.runs import Runs
+from plait.runner.domain.notify_target import linked_question
 from plait.runner.serving.http_guard import CodeRefused, SignIn, problem
-from plait.runner.serving.http_routes import Received, StrictJsonRoute, open_stream
+from plait.runner.serving.http_routes import AnswerBody, Received, SettleBody, StrictJsonRoute, open_stream
 from plait.runner.views.live_view import LiveView, ViewChange
 from plait.runner.views.result_rows import as_csv, as_json_lines
+from plait.runner.views.view_models import view_json
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -40,6 +43,15 @@ class SignInBody(Received):
 
     code: str
     """The code in the address that the command opened."""
+
+
+class LinkBody(Received):
+    """A signed link to a question, and what a person says to it."""
+
+    link: str
+    """What stands behind the `#` of the link."""
+    said: AnswerBody | SettleBody | None = None
+    """The answer, or the decision if the task waits for one; None to read the question."""
 
 
 class LiveQuery(Received):
@@ -102,6 +114,7 @@ class PageApi:
         router = APIRouter(prefix="/page", route_class=StrictJsonRoute, include_in_schema=False)
         router.add_api_route("/sign-in", self.sign_in, methods=["POST"])
         router.add_api_route("/proof", self.prove, methods=["GET"])
+        router.add_api_route("/question", self.question, methods=["POST"])
         router.add_api_route("/runs/{run_id}/graph", self.graph, methods=["GET"])
         router.add_api_route("/runs/{run_id}/rows", self.rows, methods=["GET"])
 
@@ -124,6 +137,26 @@ class PageApi:
     async def prove(self, challenge: str) -> Response:
         """Prove that this server holds the token."""
         return PlainTextResponse(self._sign_in.prove(challenge))
+
+    async def question(self, given: LinkBody) -> Response:
+        """Return the question of a signed link, or give it the answer. The link is good while the question is open."""
+        try:
+            run_id, task_id, attempt = linked_question(os.environ, given.link)
+        except ValueError as error:
+            raise HTTPException(403, str(error)) from None
+        asked = await self._runs.questions(run_id)
+        question = next((one for one in asked if (one.task_id, one.attempt) == (task_id, attempt)), None)
+        if question is None:
+            raise HTTPException(410, "this link is over: the question was answered, or its run has ended")
+        if given.said is None:
+            return JSONResponse(view_json(question))
+        if isinstance(given.said, AnswerBody):
+            await self._runs.answer(run_id, task_id, given.said.value, attempt=attempt)
+        elif question.asks is None:
+            await self._runs.settle(run_id, task_id, given.said.how, given.said.text)
+        else:
+            raise HTTPException(422, "this question takes an answer, and no decision")
+        return JSONResponse({"status": (await self._runs.get(run_id, tasks=False)).status})
 
     async def graph(self, run_id: str) -> Response:
         """Return the picture of the run's graph."""

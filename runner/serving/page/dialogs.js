@@ -1,20 +1,26 @@
 // Dialogs: a decision before each change that cannot be undone or costs money; and the questions to a person.
 
-import { addressOf, button, clock, count, h, json, linked, plural, replace, RESUMABLE, seconds, table, time } from "./dom.js";
+import { addressOf, button, clock, count, h, json, linked, plural, replace, RESUMABLE, seconds, spelled, table, time } from "./dom.js";
 import { get, post, runPath, taskPath } from "./page_api.js";
 
 const MOST_STEPS = 200;
 
-/** Open a dialog. `body` receives the places of content and errors and `close`, and returns the content. */
-function dialog(title, body) {
-	const [content, error] = [h("div"), h("div")];
-	const box = h("dialog", { label: title, onclose: () => box.remove() }, h("h2", title), content, error);
+/**
+ * Open a dialog with things to do, by their names; each closes it, or returns an element that takes the place of the content.
+ * Returns a function that shows other content and other things to do.
+ */
+function dialog(title, content, doings, kind = "primary", leave = "Not now") {
+	const [body, error] = [h("div"), h("div")];
+	const box = h("dialog", { label: title, onclose: () => box.remove() }, h("h2", title), body, error);
+	const take = (made) => (made instanceof Node ? show(made, {}) : box.close());
+	const show = (content, doings, leave = "Close") =>
+		replace(body, content, h("div.actions",
+			Object.entries(doings).map(([name, go]) => working(name, error, () => go().then(take), { class: kind })), button(leave, () => box.close())));
 	document.body.append(box);
-	replace(content, body(content, error, () => box.close()));
+	show(content, doings, leave);
 	box.showModal();
+	return show;
 }
-
-const closing = (close) => h("div.actions", button("Close", close));
 
 const alarm = (error) => h("p.error", { role: "alert" }, error.message);
 
@@ -33,46 +39,26 @@ export function working(text, place, work, given) {
 	return made;
 }
 
-export function cancelRun(run) {
-	dialog("Cancel the run?", (_, error, close) => [
-		h("p", "The run is ended for good and cannot be resumed. No further task starts; running tasks may end by themselves for a few seconds."),
-		h("div.actions",
-			working("Cancel the run", error, () => post(`${runPath(run)}/cancel`).then(close), { class: "danger" }),
-			button("Keep it", close)),
-	]);
+export const cancelRun = (run) =>
+	dialog("Cancel the run?", h("p", "The run ends for good and cannot be resumed. Running tasks have a few seconds to end by themselves."),
+		{ "Cancel the run": () => post(`${runPath(run)}/cancel`) }, "danger", "Keep it");
+
+export function steerRun(run) {
+	const [backend, number] = [h("input"), h("input", { type: "number", min: 1, max: 10000 })];
+	const pause = (off) => () => post(`${runPath(run)}/pause`, { backend: backend.value || null, off });
+	const tune = () => post(`${runPath(run)}/tune`, backend.value ? { limits: { [backend.value]: number.valueAsNumber } } : { concurrency: number.valueAsNumber });
+	dialog("Pause or width", [h("p", "Calls under way end normally."), h("label", "Backend, all if empty ", backend), h("label", " Tasks at once ", number)],
+		{ "Pause it": pause(false), "Let it go on": pause(true), "Change the width": tune });
 }
 
-export function pauseRun(run, isPaused) {
-	dialog(isPaused ? "Let the run go on?" : "Pause the run?", (_, error, close) => [
-		h("p", isPaused ? "Its tasks start again within a second." : "No further task starts; calls under way end normally."),
-		h("div.actions",
-			working(isPaused ? "Let it go on" : "Pause the run", error, () => post(`${runPath(run)}/pause`, { off: !!isPaused }).then(close), { class: "primary" }),
-			button("Not now", close)),
-	]);
-}
+export const retryTask = (run, task) =>
+	dialog(`Run ${task} again?`, h("p", "Tasks that wait for it go on after it."), { "Run it again": () => post(`${taskPath(run, task)}/retry`) });
 
-export function tuneRun(run) {
-	const number = h("input", { type: "number", min: 1, max: 10000, label: "Tasks at once" });
-	dialog("Change the width", (_, error, close) => [
-		h("p", "How many tasks may run at once:"), number,
-		h("div.actions",
-			working("Change", error, () => post(`${runPath(run)}/tune`, { concurrency: number.valueAsNumber }).then(close), { class: "primary" }),
-			button("Not now", close)),
-	]);
-}
-
-export function resumeRun(run, retryFailed) {
-	dialog(retryFailed ? "Retry failed tasks" : "Resume the run", (content, error, close) => {
-		const go = () => post(`${runPath(run)}/resume`, { retry_failed: retryFailed }).then(close);
-		const read = async () => {
-			const preview = await get(`${runPath(run)}/preview?retry_failed=${retryFailed}`);
-			replace(content, previewOf(preview), h("div.actions",
-				!preview.ended && working(retryFailed ? "Run them again" : "Resume", error, go, { class: "primary" }),
-				button(preview.ended ? "Close" : "Not now", close)));
-		};
-		read().catch((refused) => replace(content, alarm(refused), closing(close)));
-		return h("p", "Reading what would run…");
-	});
+export async function resumeRun(run, retryFailed = false) {
+	const show = dialog(retryFailed ? "Retry failed tasks" : "Resume the run", h("p", "Reading what would run…"), {});
+	const go = () => post(`${runPath(run)}/resume`, { retry_failed: retryFailed });
+	const preview = await get(`${runPath(run)}/preview?retry_failed=${retryFailed}`).catch((refused) => void show(alarm(refused), {}));
+	if (preview) show(previewOf(preview), preview.ended ? {} : { [retryFailed ? "Run them again" : "Resume"]: go }, preview.ended ? "Close" : "Not now");
 }
 
 function previewOf(preview) {
@@ -93,16 +79,12 @@ function previewOf(preview) {
 }
 
 export function continueTask(run, task) {
-	dialog(`Continue ${task}`, (content, error, close) => {
-		const message = h("textarea", { rows: 4, label: "Message" });
-		const send = async () => {
-			if (!message.value.trim()) throw new Error("write a message");
-			const reply = await post(`${taskPath(run, task)}/continue`, { message: message.value });
-			replace(content, h("pre.text", reply.text), closing(close));
-		};
-		return [h("p", "One more message in the conversation of this task. The turn is stored and paid for; the result of the task does not change."), message,
-			h("div.actions", working("Send", error, send, { class: "primary" }), button("Not now", close))];
-	});
+	const message = h("textarea", { rows: 4, label: "Message" });
+	const send = async () => {
+		if (!message.value.trim()) throw new Error("write a message");
+		return h("pre.text", (await post(`${taskPath(run, task)}/continue`, { message: message.value })).text);
+	};
+	dialog(`Continue ${task}`, [h("p", "The turn is stored and paid for; the result of the task does not change."), message], { Send: send });
 }
 
 // A form made from a JSON Schema: choices, text, numbers, yes and no, objects of these; for any other schema JSON.
@@ -128,7 +110,7 @@ export class Field {
 		throw Object.assign(new Error(`${this.label}: give a value`), { isMissing: true });
 	}
 
-	choose(choices, given, named = (one) => (typeof one === "string" ? one : JSON.stringify(one))) {
+	choose(choices, given, named = spelled) {
 		const isGiven = (one) => JSON.stringify(one) === JSON.stringify(given);
 		const name = `choice-${(forms += 1)}`;
 		const inputs = choices.map((one) => h("input", { type: "radio", name, checked: isGiven(one) }));
@@ -191,18 +173,16 @@ export class Field {
 // The questions to a person over all runs, each with its form.
 
 /** Return the form of a question; `done` receives what was done with it, and the status of the run. */
-export function questionForm(question, done) {
-	const path = taskPath(question.run_id, question.task_id);
+export function questionForm(question, done, send = (how, said) => post(`${taskPath(question.run_id, question.task_id)}/${how}`, said)) {
 	const said = h("div.ask", linked(question.question));
 	const error = h("div");
-	if (!question.asks) return decisionForm(path, said, error, done);
+	if (!question.asks) return decisionForm(send, said, error, done);
 	const { schema, default: otherwise, deadline_at: deadline } = question.asks;
 	const field = new Field(schema, otherwise, "Answer");
-	const send = async () => {
-		const { status } = await post(`${path}/answer`, { value: field.read(), attempt: question.attempt });
+	const answer = working("Answer", error, async () => {
+		const { status } = await send("answer", { value: field.read(), attempt: question.attempt });
 		await done("answered", status);
-	};
-	const answer = working("Answer", error, send, { class: "primary" });
+	}, { class: "primary" });
 	return h("form", { onsubmit: (event) => (event.preventDefault(), answer.click()) }, said,
 		schema?.description && h("p.about", schema.description), field.element,
 		h("div.actions", answer, h("span.about", termsOf(deadline, otherwise))), error);
@@ -211,14 +191,14 @@ export function questionForm(question, done) {
 function termsOf(deadline, otherwise) {
 	const left = (time(deadline) - Date.now()) / 1000;
 	const until = deadline && (left > 0 ? `until ${clock(deadline)}, in ${seconds(left)}` : `the deadline ${clock(deadline)} has passed`);
-	return [until, (otherwise ?? null) !== null && `default ${typeof otherwise === "string" ? otherwise : JSON.stringify(otherwise)}`].filter(Boolean).join("; ");
+	return [until, (otherwise ?? null) !== null && `default ${spelled(otherwise)}`].filter(Boolean).join("; ");
 }
 
-function decisionForm(path, said, error, done) {
+function decisionForm(send, said, error, done) {
 	const text = h("textarea", { rows: 2, label: "Result or reason" });
 	const settle = (title, how, given) =>
 		working(title, error, async () => {
-			const { status } = await post(`${path}/settle`, { how, text: text.value });
+			const { status } = await send("settle", { how, text: text.value });
 			await done("settled", status);
 		}, given);
 	return h("div", said,

@@ -60,6 +60,8 @@ export const SHAPES = {
 	completed: "✓", skipped: "»", running: "▸", waiting_input: "?", failed: "✕", cancelled: "⊘", pending: "○", queued: "○", cancelling: "⊖", interrupted: "!", parked: "◷",
 };
 
+export const fact = (text) => text && h("span", text);
+
 export const icon = (status) => h("span.icon", { status, "aria-hidden": "true", "data-shape": SHAPES[status] });
 
 export const status = (value) => h("span.status", { status: value }, icon(value), " ", words(value));
@@ -90,6 +92,8 @@ export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 
 export const RESUMABLE = ["interrupted", "parked", "waiting_input", "queued"];
 
 export const words = (status) => status.replace("_", " ");
+
+export const spelled = (value) => (typeof value === "string" ? value : JSON.stringify(value));
 
 export const json = (value) => JSON.stringify(value, null, 2);
 

@@ -15,7 +15,7 @@ export function progress(run) {
 	return h("span.bar", { role: "img", label: told, title: told }, parts);
 }
 
-export const owner = (run) => run.owner && `process ${run.owner.pid} on ${run.owner.host}${run.owner.liveness === "dead" ? ", dead" : ""}`;
+export const owner = (run) => run.owner && `process ${run.owner.pid} on ${run.owner.host}`;
 
 export class RunsPage {
 	chips = h("div.chips", { role: "group", label: "Status" });
@@ -79,7 +79,7 @@ export class RunsPage {
 		replace(this.body, runs.map((run) => this.row(run)));
 		if (focused) [...this.body.querySelectorAll("a")].find((one) => one.hash === focused)?.focus();
 		this.note.hidden = runs.length > 0;
-		replace(this.note, this.query.has("search") || this.query.has("status") ? "No run fits." : ["No runs yet. ", h("code", "plait run PLAN"), " makes one."]);
+		replace(this.note, this.query.size ? "No run fits." : ["No runs yet. ", h("code", "plait run PLAN"), " makes one."]);
 		replace(this.foot,
 			(this.page > 0 || more) && [
 				button("← Newer", () => this.choose("page", [this.page - 1]), { disabled: this.page === 0 }),
@@ -94,7 +94,7 @@ export class RunsPage {
 			h("td.c-run", h("a", { href }, run.name || run.run_id),
 				h("span.id", `${run.run_id} · ${clock(run.created_at)}`)),
 			h("td.c-status", status(run.status), run.reason && h("span.why", run.reason),
-				RESUMABLE.includes(run.status) && button("Resume…", () => resumeRun(run.run_id, false))),
+				RESUMABLE.includes(run.status) && button("Resume…", () => resumeRun(run.run_id))),
 			h("td.c-progress", progress(run), h("span.of", `${count(run.done)} of ${count(run.total)}`)),
 			h("td.c-cost", cost(run)),
 			h("td.c-tokens", tokens(run.input_tokens + run.output_tokens)),

@@ -1,7 +1,7 @@
 // A run: its state and actions, and its tasks in three views of one selection, the chosen task beside them.
 
-import { cancelRun, pauseRun, resumeRun, tuneRun } from "./dialogs.js";
-import { addressOf, button, chips, cost, count, elapsed, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
+import { cancelRun, resumeRun, retryTask, steerRun } from "./dialogs.js";
+import { addressOf, button, chips, cost, count, elapsed, fact, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
 import { GraphView } from "./graph_view.js";
 import { Live } from "./page_api.js";
 import { owner, progress } from "./run_list.js";
@@ -30,7 +30,7 @@ export class RunPage {
 		const pick = (task) => this.set({ task });
 		const toggle = (name, open) => (this.selection.toggle(name, open), this.draw());
 		const open = (line) => line && (line.row ? pick(line.row.id) : toggle(line.group.name));
-		this.table = new ResultTable(run, open, (statuses) => this.set({ statuses }));
+		this.table = new ResultTable(run, open);
 		this.timeline = new Timeline(open, toggle);
 		this.graph = new GraphView(run, pick, (name) => (this.table.chosen = name, this.set({ view: "table" })));
 		this.element = h("section.run",
@@ -73,7 +73,8 @@ export class RunPage {
 
 	choose(task) {
 		const isFocused = this.side.contains(document.activeElement);
-		this.panel = task && new TaskPanel(this.run, () => this.set({ task: null }));
+		const retry = (id) => ([...DONE, ...RESUMABLE].includes(this.head.status) ? resumeRun(this.run, true) : retryTask(this.run, id));
+		this.panel = task && new TaskPanel(this.run, () => this.set({ task: null }), retry);
 		replace(this.side, this.panel?.element);
 		this.element.classList.toggle("with-task", Boolean(task));
 		if (!task && isFocused) this[this.view].list?.focus({ preventScroll: true });
@@ -113,12 +114,10 @@ export class RunPage {
 		replace(this.title, name);
 		this.tick();
 		const [isFailed, isResumable] = [head.status === "failed", RESUMABLE.includes(head.status)];
-		const canTune = ![...DONE, "cancelling"].includes(head.status);
 		replace(this.actions,
-			isResumable && button("Resume…", () => resumeRun(this.run, false), { class: "primary" }),
+			isResumable && button("Resume…", () => resumeRun(this.run), { class: "primary" }),
 			(isFailed || (isResumable && head.counts.failed)) && button("Retry failed…", () => resumeRun(this.run, true), { class: isFailed && "primary" }),
-			canTune && button(head.paused ? "Go on…" : "Pause…", () => pauseRun(this.run, head.paused)),
-			canTune && button("Width…", () => tuneRun(this.run)),
+			![...DONE, "cancelling"].includes(head.status) && button("Pause or width…", () => steerRun(this.run)),
 			!DONE.includes(head.status) && button("Cancel…", () => cancelRun(this.run)));
 		replace(this.bar, progress(head));
 		if (before && before !== head.status) replace(this.told, `The run is ${words(head.status)}.`);
@@ -128,7 +127,7 @@ export class RunPage {
 		const { head } = this;
 		replace(this.facts, status(head.status), head.reason && h("span.why", head.reason),
 			[`${count(head.done)} of ${count(head.total)} tasks ended`, elapsed(head), cost(head), inOut(head), owner(head), ...head.throttled]
-				.map((text) => text && h("span", text)),
+				.map(fact),
 			h("code.id", head.run_id));
 		this[this.view]?.reveal && this[this.view].draw();
 	}
@@ -149,7 +148,7 @@ export class RunPage {
 	}
 
 	drawn() {
-		this.panel?.showWhy(this.selection.rows.get(this.selection.task)?.wait);
+		this.panel?.showWhy(this.selection.rows);
 		this.selection.lay();
 		this.draw();
 	}

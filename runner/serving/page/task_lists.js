@@ -108,9 +108,9 @@ export class ResultTable extends TaskList {
 	bar = h("div.facts");
 	told = h("span");
 
-	constructor(run, onopen, choose) {
+	constructor(run, onopen) {
 		super("grid", "Results", onopen);
-		Object.assign(this, { run, choose });
+		this.run = run;
 		this.element = h("div.results", this.bar, this.list);
 	}
 
@@ -132,7 +132,7 @@ export class ResultTable extends TaskList {
 		];
 		this.count = answers.length;
 		replace(this.told, selection.groups.has(name) && countsOf(selection.groups.get(name)));
-		const face = JSON.stringify([this.columns.map(([title]) => title), this.by, this.down, name, groups.map((one) => one.name), [...selection.statuses]]);
+		const face = JSON.stringify([this.columns.map(([title]) => title), this.by, this.down, name, groups.map((one) => one.name)]);
 		if (face !== this.face) {
 			Object.assign(this, { face, name });
 			this.drawHeads(selection, groups);
@@ -157,7 +157,6 @@ export class ResultTable extends TaskList {
 			h("span", { role: "columnheader", "aria-sort": title !== this.by ? "none" : this.down ? "descending" : "ascending" },
 				button([title, title === this.by && (this.down ? " ▾" : " ▴")], () => this.sort(title), { class: "quiet" }))));
 		this.heads.children[isFocused]?.firstChild.focus();
-		const failed = selection.statuses.size === 1 && selection.statuses.has("failed");
 		const save = (format) => () => {
 			const query = new URLSearchParams({ format, ...(this.name && { group: this.name }) });
 			return download(`/page/runs/${encodeURIComponent(this.run)}/rows?${query}`, `${this.name || "tasks"}.${format}`);
@@ -165,7 +164,6 @@ export class ResultTable extends TaskList {
 		replace(this.bar,
 			(groups.length > 0 || this.name) && h("select", { label: "Table", onchange: ({ target }) => (this.chosen = target.value, this.show(selection)) },
 				[...new Set(["", this.name, ...groups.map(({ name }) => name)])].map((name) => h("option", { value: name, selected: name === this.name }, name || "all tasks"))),
-			button("Only failed", () => this.choose(failed ? [] : ["failed"]), { class: "chip", "aria-pressed": String(failed) }),
 			button("Download CSV", save("csv")), button("JSON Lines", save("jsonl")), this.told);
 	}
 

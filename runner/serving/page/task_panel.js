@@ -1,7 +1,7 @@
 // One task in full: why it waits, its question, error, result, conversation, attempts, prompt and usage.
 
 import { afterAnswer, continueTask, questionForm } from "./dialogs.js";
-import { addressOf, button, clock, cost, count, h, inOut, json, linked, replace, seconds, status, table, tokens } from "./dom.js";
+import { addressOf, button, clock, cost, count, fact, h, inOut, json, linked, replace, seconds, spelled, status, table, tokens } from "./dom.js";
 
 const MOST_ACTIVITY = 1000;
 
@@ -12,8 +12,8 @@ export class TaskPanel {
 	head = h("div.facts");
 	actions = h("div.actions");
 
-	constructor(run, onclose) {
-		this.run = run;
+	constructor(run, onclose, onretry) {
+		Object.assign(this, { run, onretry });
 		this.parts = Object.fromEntries(["why", "ask", "error", "sent", "result", "talk", "tries", "more"].map((name) => [name, h(`div.part-${name}`)]));
 		const { why, ask, error, sent, result, talk, tries, more } = this.parts;
 		this.element = h("aside.panel", { label: "Task", tabindex: "0", onkeydown: (event) => event.key === "Escape" && onclose() },
@@ -26,7 +26,7 @@ export class TaskPanel {
 		replace(this.title, task.task_id);
 		replace(this.head, status(task.status),
 			[task.backend && `backend ${task.backend}`, task.model, seconds(task.duration_s), inOut(task), cost(task)]
-				.map((text) => text && h("span", text)));
+				.map(fact));
 		const talks = task.session_id && task.messages.some((one) => one.role !== "user") && !["waiting_input", "running"].includes(task.status);
 		replace(this.actions, talks && button("Continue the conversation", () => continueTask(this.run, task.task_id)));
 		this.showQuestion(task);
@@ -38,7 +38,7 @@ export class TaskPanel {
 		this.showSent(task);
 		this.showPart("result", "Result", task.damaged
 			? h("p.callout.bad", "The stored result does not match its checksum. Retry failed tasks to run the task again.")
-			: task.data !== null ? task.data?.constructor === Object ? pairs(Object.entries(task.data).map(([name, one]) => [name, textOf(one)])) : h("pre", json(task.data)) : task.text !== null && h("pre.text", linked(task.text)));
+			: task.data !== null ? task.data?.constructor === Object ? values(task.data) : h("pre", json(task.data)) : task.text !== null && h("pre.text", linked(task.text)));
 		this.showTalk();
 		this.showPart("tries", "Attempts", task.history.length > 0 && table(["#", "Status", "Started", "Time", "Tokens", "Cost", "Error"],
 			task.history.map((one) =>
@@ -48,20 +48,27 @@ export class TaskPanel {
 	}
 
 	/** Show what the task was asked with, beside what came. */
-	showSent({ messages, rendered, prompt, attempts, spec: { system, output_schema: schema, item, aliases: _names, ...settings } }) {
+	showSent({ messages, rendered, prompt, attempts, spec: { system, output_schema: schema, aliases: _names, ...settings } }) {
 		this.prompt = messages.findLast((one) => one.role === "user" && one.attempt === attempts);
 		const sent = this.prompt?.content ?? rendered;
 		const folded = (title, open, content) => content && h("details", { open }, h("summary", title), h("pre.text", content));
 		this.showPart("sent", "Sent", [
 			folded("System prompt", true, system), folded("Prompt", true, sent && linked(sent)), folded("Prompt template", !sent, prompt),
-			pairs(Object.entries({ item, ...settings }).filter(([, value]) => value !== undefined).map(([name, value]) => [name, textOf(value)])),
+			values(settings),
 			folded("Schema of the answer", false, schema && json(schema)),
 		]);
 	}
 
-	showWhy(text) {
-		if (text !== this.why) replace(this.parts.why, text && h("p.callout", h("b", "Why it waits: "), text));
-		this.why = text;
+	/** Show why the task waits, and what can run again: the task, and those behind which it waits. */
+	showWhy(rows) {
+		if (!this.task) return;
+		const { task_id: task, depends_on: before } = this.task;
+		const wait = rows.get(task)?.wait;
+		const again = [task, ...before].filter((id) => ((row) => row?.status === "failed" || (row?.status === "pending" && row.attempts))(rows.get(id)));
+		const why = JSON.stringify([wait, again]);
+		if (why === this.why) return;
+		this.why = why;
+		replace(this.parts.why, wait && h("p.callout", h("b", "Why it waits: "), wait), again.map((id) => button(`Retry ${id}…`, () => this.onretry(id))));
 	}
 
 	/** Once for each attempt: a person may be writing in the form. */
@@ -95,13 +102,12 @@ export class TaskPanel {
 			const came = messages.findIndex((one) => one.role !== "user");
 			const prompts = came < 0 ? messages : messages.slice(0, came);
 			const output = activity.filter((one) => one.attempt === attempt);
-			const isLast = attempt === task.attempts;
 			const ended = task.history.find((one) => one.attempt === attempt)?.status;
 			const how = ended && !["completed", "running", "asked"].includes(ended) ? `, ${ended}` : "";
 			return [
 				(order.length > 1 || how) && h("h4", attempt ? `Attempt ${attempt}${how}` : "After the run"),
 				prompts.map(message),
-				activityOf(output, task.status === "running" && isLast, open.has(String(attempt)), attempt),
+				activityOf(output, task.status === "running" && attempt === task.attempts, open.has(String(attempt)), attempt),
 				messages.slice(prompts.length).map(message),
 			];
 		});
@@ -125,7 +131,9 @@ export class TaskPanel {
 
 const pairs = (entries) => h("dl", entries.map(([name, value]) => [h("dt", name), h("dd", value)]));
 
-const textOf = (value) => (typeof value === "string" ? linked(value) : JSON.stringify(value));
+const values = (object) => pairs(Object.entries(object).map(([name, value]) => [name, textOf(value)]));
+
+const textOf = (value) => linked(spelled(value));
 
 const message = ({ role, content, damaged }) =>
 	h(`div.message.${role}`, h("span.role", role === "user" ? "prompt" : role), h("pre.text", damaged ? "(the stored message is damaged)" : linked(content)));

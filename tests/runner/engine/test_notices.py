@@ -296,10 +296,13 @@ async def test_what_the_store_alone_says_runs_no_program_and_sends_no_variable(
     store: Store, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_KEY", "abcdefgh")
+    monkeypatch.setenv("HOOK", receiver.url)
+    monkeypatch.setenv("PLAIT_LINK_KEY", "abcdefghijklmnop")
     out = tmp_path / "out"
     targets: list[dict[str, Any]] = [
         {"run": ["/bin/sh", "-c", f"touch {out}"]},
         {"url": receiver.url, "headers_env": {"X": "SECRET_KEY"}},
+        {"url_env": "HOOK", "link": "https://plait.example.org"},
         {"url": receiver.url},
     ]
     asks = [Task("a", "ask")]
@@ -308,7 +311,7 @@ async def test_what_the_store_alone_says_runs_no_program_and_sends_no_variable(
     await ParallelRunner(work, store=store).resume("r", answers={"a": "Rome"})
     assert (receiver.notices, out.exists()) == ([], False)
     await maker.run(asks, "r2")
-    again = ParallelRunner(work, store=store, notify=[{**targets[2], "on": ["done"]}])
+    again = ParallelRunner(work, store=store, notify=[{**targets[3], "on": ["done"]}])
     await again.resume("r2", answers={"a": "Rome"})
     assert receiver.told == [("r2", "done")]
     assert not out.exists()
@@ -359,6 +362,8 @@ async def test_a_stop_does_not_wait_for_a_try_under_way(
         ({"url": "https://host", "headers_env": {"Authorization": "Bearer xyz"}}, "names of environment variables"),
         ({"run": ["./tell.sh"]}, "absolute path"),
         ({"run": ["tell"], "form": "slack"}, "are for a URL"),
+        ({"url_env": "HOOK", "link": "https://plait.example.org?x=1"}, "the address of the server alone"),
+        ({"url_env": "HOOK", "link": "plait.example.org"}, "the address of the server alone"),
         ({"url_env": "HOOK", "on": ["faild"]}, "did you mean 'failed'"),
         ({"url_env": "HOOK", "on": []}, "name what is told"),
         ({"urlenv": "HOOK"}, "did you mean 'url_env'"),

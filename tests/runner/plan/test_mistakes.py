@@ -40,6 +40,12 @@ CASES = {
         "notify[0].url",
         "a webhook of Slack is a secret; put it into an environment variable, and name that in url_env",
     ),
+    "a link to more than the server": (
+        "notify:\n- url_env: HOOK\n  link: https://plait.example.org/ui\n" + tasks("{id: a, prompt: x}"),
+        3,
+        "notify[0].link",
+        "link is the address of the server alone, like https://plait.example.org",
+    ),
     "unknown key": (tasks("{id: a, prompt: x, wieght: 2}"), 2, "tasks[0].wieght", "did you mean 'weight'?"),
     "a spare that is unknown": (
         "backends:\n  a: {kind: person, or_else: [b, c]}\n  b: {kind: person}\n"

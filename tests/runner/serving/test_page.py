@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,10 +59,16 @@ def run(folder: Path, tasks: str, name: str = "reviews", more: str = "", work: s
     plait(folder, "run", str(plan(folder, tasks, name, more, work)), "-q")
 
 
-def started(folder: Path, tasks: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def started(folder: Path, tasks: str, work: str = WORK) -> Generator[subprocess.Popen[bytes]]:
     """A run of another process, which is under way."""
-    words = [*PLAIT, "run", str(plan(folder, tasks)), "-q"]
-    return subprocess.Popen(words, cwd=folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = [*PLAIT, "run", str(plan(folder, tasks, work=work)), "-q"]
+    nowhere = subprocess.DEVNULL
+    with subprocess.Popen(words, cwd=folder, env=environment(), stdout=nowhere, stderr=nowhere) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def opened(seen: Watched, address: str) -> None:
@@ -185,6 +193,10 @@ def test_failed_tasks_are_retried_and_the_traceback_is_shown(tmp_path: Path, bro
         expect(seen.page.locator(".part-error")).to_contain_text("then retry the failed tasks")
         expect(seen.page.locator(".part-error pre")).to_contain_text("Traceback (most recent call last)")
         (tmp_path / "go").touch()
+        seen.page.get_by_role("button", name="Retry bad…").click()  # no process works on the run
+        expect(seen.page.locator("dialog h2")).to_have_text("Retry failed tasks")
+        expect(seen.page.locator("dialog")).to_contain_text("2 tasks would run")
+        seen.page.get_by_role("button", name="Not now").click()
         seen.page.get_by_role("button", name="Retry failed…").click()
         expect(seen.page.locator("dialog")).to_contain_text("2 tasks would run")
         seen.page.get_by_role("button", name="Run them again").click()
@@ -276,20 +288,57 @@ def test_a_run_of_another_process_is_cancelled(tmp_path: Path, browser: Browser)
 def test_a_run_of_another_process_is_paused_and_tuned(tmp_path: Path, browser: Browser) -> None:
     with started(tmp_path, "- {id: a, prompt: held}\n") as process, ui(tmp_path) as server, watched(browser) as seen:
         open_run(seen, server.page)
-        seen.page.get_by_role("button", name="Pause…").click()
-        seen.page.get_by_role("button", name="Pause the run").click()
-        expect(seen.page.locator(".facts").first).to_contain_text("the run is paused")
-        seen.page.get_by_role("button", name="Width…").click()
-        seen.page.get_by_label("Tasks at once").fill("3")
-        seen.page.get_by_role("button", name="Change").click()
-        expect(seen.page.locator(".facts").first).to_contain_text("at most 3 tasks at once")
-        seen.page.get_by_role("button", name="Go on…").click()
-        seen.page.get_by_role("button", name="Let it go on").click()
-        expect(seen.page.locator(".facts").first).not_to_contain_text("the run is paused")
+        facts, dialog = seen.page.locator(".head .facts"), seen.page.get_by_role("dialog")
+
+        def change(what: str, of: str = "", number: str = "") -> None:
+            seen.page.get_by_role("button", name="Pause or width…").click()
+            dialog.get_by_label("Backend").fill(of)
+            dialog.get_by_label("Tasks at once").fill(number)
+            dialog.get_by_role("button", name=what).click()
+
+        for of, named in (("", "the run"), ("w", "w")):
+            change("Pause it", of)
+            expect(dialog).to_have_count(0)
+            expect(facts).to_contain_text(f"{named} is paused")
+            change("Let it go on", of)
+            expect(facts).not_to_contain_text("is paused")
+        change("Change the width", number="3")
+        expect(facts).to_contain_text("at most 3 tasks at once")
+        change("Change the width", "w", "2")
+        expect(facts).to_contain_text("at most 2 tasks at once on w")
+        change("Pause it", "x")
+        expect(dialog.get_by_role("alert")).to_contain_text("has no backend 'x'")
+        dialog.get_by_role("button", name="Not now").click()
         seen.page.get_by_role("button", name="Cancel…").click()
         seen.page.get_by_role("button", name="Cancel the run").click()
-        expect(seen.page.locator(".facts .status")).to_have_text("cancelled")
+        expect(facts.locator(".status")).to_have_text("cancelled")
         assert process.wait(LIMIT) != 0
+
+
+def test_a_failed_task_is_retried_while_its_run_goes_on(tmp_path: Path, browser: Browser) -> None:
+    tasks = (
+        "- {id: bad, prompt: fail, retry: 1}\n- {id: after, prompt: 'got {{ bad }}', depends_on: bad}\n"
+        "- {id: long, prompt: held long}\n"
+    )
+    work = WORK.replace('"fail") and not Path("go")', '"fail") and not Path("mended")')
+    with started(tmp_path, tasks, work) as process, ui(tmp_path) as server, watched(browser) as seen:
+        open_run(seen, server.page)
+        seen.page.locator(".line").nth(1).click()
+        expect(seen.page.locator(".part-why")).to_contain_text("blocked by bad")
+        expect(seen.page.get_by_role("button", name="Retry bad…")).to_be_visible()
+        seen.page.locator(".line").first.click()
+        expect(seen.page.locator(".part-error")).to_contain_text("not today")
+        (tmp_path / "mended").touch()
+        seen.page.get_by_role("button", name="Retry bad…").click()
+        expect(seen.page.get_by_role("dialog")).to_contain_text("Run bad again?")
+        seen.page.get_by_role("button", name="Run it again").click()
+        expect(seen.page.locator(".part-result")).to_contain_text("FAIL")
+        expect(seen.page.get_by_role("button", name="Retry bad…")).to_have_count(0)
+        expect(seen.page.locator(".head .status")).to_have_text("running")
+        expect(seen.page.locator(".line").nth(1)).to_contain_text("GOT FAIL")
+        (tmp_path / "go").touch()
+        expect(seen.page.locator(".head .status")).to_have_text("completed")
+        assert process.wait(LIMIT) == 0
 
 
 def test_a_conversation_is_continued(tmp_path: Path, browser: Browser) -> None:

@@ -76,10 +76,12 @@ def address_of(url: str, token: str) -> str:
 
 
 @contextmanager
-def ui(folder: Path, *options: str, port: int = 0) -> Generator[Ui]:
-    """`plait ui` in `folder`, on its default store."""
+def ui(folder: Path, *options: str, port: int = 0, link_key: str = "") -> Generator[Ui]:
+    """`plait ui` in `folder`, on its default store, with a key of links if `link_key`."""
     words = [*PLAIT, "ui", "--port", str(port), "--json", "--no-browser", *options]
-    process = Warm(words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = Warm(
+        words, cwd=folder, env=environment(PLAIT_LINK_KEY=link_key), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     with process:
         try:
             assert process.stdout is not None
