@@ -52,15 +52,16 @@ class ParallelRunner:
       opened for each call, or with `async with runner:` for the block. With None nothing is stored, and nothing can be
       resumed.
     - `concurrency`: the number of tasks running at once. By default the sum of `limits`, and 8 for all backends without
-      a limit. "auto" finds the number for each backend without a limit, but for those that run programs. None is
-      the number of slots of the hosts on which the backends are placed, also of those that join.
-    - `limits`: the number of tasks running at once per backend, by its name.
-    - `rates`: the requests and tokens per minute per backend, by its name, kept before the server has to refuse. They
-      hold for all runs of this process that use the same backend name, server and key.
-    - `or_else`: the spare backends of a backend, by its name, in the order in which they take its tasks over while a
-      limit of a minute or more, or the end of its credit, closes it. A task goes back with its next attempt.
+      a limit. "auto" finds the number for each backend without a limit, but for those that run programs. None: as many
+      as the hosts have slots on which the backends are placed, also hosts that join later.
+    - `limits`: the number of tasks running at once on each backend, by its name.
+    - `rates`: the requests and tokens per minute of each backend, by its name: a call waits before the server has to
+      refuse it. They hold for all runs and processes on the store whose backend has the same name, server and key,
+      without a store for the runs of this process.
+    - `or_else`: the spares of each backend, by its name: while a limit of a minute or more, or the end of its credit,
+      closes the backend, they take its tasks over, in this order. A task goes back with its next attempt.
     - `shared_limits`: whether `concurrency` and `limits` apply to all runs of an event loop together, which then
-      receive slots in turn, instead of to each run. A task must then not wait for another run, which may need its slot.
+      receive slots in turn, and not to each run. A task must then not wait for another run, which may need its slot.
     - `strict`: whether a failure of the store ends the run.
     - `store_timeout`: the limit of one store call, in seconds.
     - `lease`: the seconds for which a claim on a run holds without renewal; the same for all users of a store.
@@ -72,11 +73,11 @@ class ParallelRunner:
     - `budget`: what a run may spend over all its attempts and resumes, in US dollars. A call that might cost more than
       what is left is not made: the task asks for a higher budget. For a resumed run it counts if it is higher than the
       run's own.
-    - `unpriced`: if True, calls of which nobody can say what they cost at most are made, and count once they have cost
-      something; otherwise a run with a budget is refused (InvalidRequest).
+    - `unpriced`: whether a run with a budget also makes calls that have no known highest cost. They count once they
+      have cost something. Otherwise such a run is refused (InvalidRequest).
     - `notify`: where a run tells people of its questions and its end, each as under `notify` of a plan, such as
-      `{"url_env": "SLACK_WEBHOOK", "form": "slack", "on": ["question", "failed"]}`. It is stored with a new run. Who
-      resumes the run gives it again, unless it is a `url_env` alone.
+      `{"url_env": "SLACK_WEBHOOK", "form": "slack", "on": ["question", "failed"]}`. It is stored with a new run. Give
+      it again to resume the run, unless it is a `url_env` alone.
     - `park`: whether a run ends as `parked` once everything that is left waits for a time that is more than a minute
       away, such as the end of a provider's limit. `Runs.wake`, `plait wake` and the workers of the store continue it
       then, and also if its process dies.
@@ -121,10 +122,10 @@ class ParallelRunner:
         end `policy` decides which tasks to add, or ends the run. Once all remaining tasks wait for a person, the run is
         `waiting_input` and the call returns.
 
-        `like` is the id of a stored run: a task whose rendered prompt, schema, backend and conversation are those of a
-        completed task there takes its answer over, without a call. Tasks in `fresh` (the id of a `for_each` stands for
-        its parts), tasks with effects and backends without an `answer_key` always run, and a task that asked a person
-        asks again unless `keep_answers` is true. See `Runs.preview_like`.
+        `like` is the id of a stored run, from which unchanged tasks take their answers over without a call: those with
+        the rendered prompt, schema, backend and conversation of a completed task there. Tasks in `fresh` (the id of a
+        `for_each` stands for its parts), tasks with effects and backends without an `answer_key` always run, and a task
+        that asked a person asks again unless `keep_answers` is true. See `Runs.preview_like`.
 
         A failing task never raises: see `RunResult.status`. Raises before the first task starts: ValueError if
         `settings` is not JSON or contains a key reserved by plait; BackendMissing; TaskNotFound for an unknown task in
@@ -181,11 +182,12 @@ class ParallelRunner:
     ) -> RunResult:
         """Continue a stored run, or begin a queued run: keep completed tasks, run interrupted and pending tasks.
 
-        Only the store and the backends are needed. A task interrupted by the death of its process goes on in its agent
-        if that is still alive, else in a conversation confirmed by the backend; else it starts over, or waits for a
-        person if it is `at_most_once`. `runs.preview` returns the decision for each task beforehand. `retry_failed`
-        reopens failed tasks, and completed tasks with a damaged result; `prompts` then maps the ids of failed tasks to
-        new prompts. A run without remaining work is returned unchanged, and a cancellation is completed.
+        Only the store and the backends are needed. What a task does that was under way when its process died: if its
+        agent still works, it follows the agent; if the backend confirmed the conversation, it continues the
+        conversation; otherwise it starts over, or waits for a person if it is `at_most_once`. `runs.preview` returns
+        the decision for each task beforehand. `retry_failed` reopens failed tasks, and completed tasks with a damaged
+        result; `prompts` then maps the ids of failed tasks to new prompts. A run without remaining work is returned
+        unchanged, and a cancellation is completed.
 
         `answers` maps the ids of waiting tasks to answers. Other questions receive the answers stored by `Runs.answer`,
         or, past their deadline, their defaults. `policy` is required for a run started with a policy that does not come

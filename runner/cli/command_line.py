@@ -57,7 +57,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "fork": "Run a stored run anew from a task; `try` runs one task alone.",
     },
     "Look": {
-        "runs": "List the runs; `budget` shows money, and limits that they share.",
+        "runs": "List the runs; `budget` shows what they spend, and their limits.",
         "show": "Show a run or one of its tasks.",
         "log": "Print the history of a run; with --follow, as it happens.",
         "graph": "Draw a plan or a run.",

@@ -337,11 +337,10 @@ class Runs:
         policy: Policy | None = None,
         record: RunRecord | None = None,
     ) -> ReusePreview:
-        """Return which tasks of a `run` with the same arguments take an answer over and which run, each with the
-        reason. Call and store nothing. `record` is the record of the earlier run if it has been read already.
+        """Return which tasks of a `run` with the same arguments would take an answer over and which would run, each
+        with the reason. Call and store nothing. `record` is the record of the earlier run if it has been read already.
 
-        A task that is said to take its answer over takes it over, and a task that is said to run runs, unless a task
-        before fails. DEPENDS names the tasks that run and whose answers decide.
+        The run does as is said here, unless a task fails. DEPENDS names the tasks that run and whose answers decide.
 
         Raises StoreRequired, RunNotFound, TaskNotFound for an unknown task in `fresh`, BackendMissing, DAGError for
         files that cannot be used, StoreError.
@@ -480,7 +479,7 @@ class Runs:
 
         `how` is `done` if the task took effect, with `text` as its result (JSON if the task has an `output_schema`);
         `again` to run the task again; `fail` to fail the task, with `text` as the reason. If another process owns the
-        run, wait up to 2 seconds for the release.
+        run, wait up to 2 seconds for it to let the run go.
 
         Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
         PlaitError if the task is not waiting or the text does not fit, StoreError.

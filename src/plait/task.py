@@ -515,8 +515,8 @@ class Task:
     """The number of samples: tasks `id.1`, `id.2`, ... with the same prompt. See `vote`."""
     vote: Literal["all", "majority", "best"] | Best | None = None
     """The answer of a task with `repeat`. all, the default: the list of the answers. majority: the answer that most
-    samples gave; of several the first. `Best`: the one that a judge, the task `id.judge`, prefers; `best` in its place
-    once the samples are tasks of their own.
+    samples gave; of several the first. `Best`: the one that a judge, the task `id.judge`, prefers. A stored task has
+    `best` in place of a `Best`.
     """
     output: type[OutputModel] | None = None
     """A pydantic model for the answer, in place of an `output_schema`: the `value` of the result is then an instance.
