@@ -122,8 +122,7 @@ async def _drive(run: Run, progress: Progress, display: Display) -> RunResult:
         progress.took = progress.clock() - progress.began
         result = await run.result()
         if end is not None:  # told with the status that is stored, which is known only now
-            is_stored = as_stored(result) is result
-            display.handle(end if is_stored else events.RunInterrupted(end.at, end.run_id))
+            display.handle(end if result.status_is_stored else events.RunInterrupted(end.at, end.run_id))
     finally:
         display.close()
     return result
@@ -137,7 +136,7 @@ async def _refresh_display(display: Display) -> None:
 
 def as_stored(result: RunResult) -> RunResult:
     """Return the result with the status that is stored: a run of which changes are lost has not ended in the store."""
-    if not result.lost or result.status is RunStatus.CANCELLED:
+    if result.status_is_stored:
         return result
     reason = [one.error for one in result.degraded if one.lost][-1]
     error = f"{counted(result.lost, 'change')} not stored: {as_line(reason, 300)}"

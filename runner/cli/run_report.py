@@ -46,6 +46,7 @@ from plait.runner.views.event_sentences import (
     is_detail,
     named_tasks,
     seconds,
+    store_failures,
     tokens,
 )
 from plait.runner.views.run_progress import Progress
@@ -252,14 +253,6 @@ def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[Qu
             yield from (f"  {what:<9} {text}" for what, text in question_facts(known[task_id], store))
     if len(result.waiting) > _MOST_QUESTIONS:
         yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
-
-
-def store_failures(result: RunResult) -> Iterator[str]:
-    """Yield a line for each time during which the store failed."""
-    for one in result.degraded:
-        what = f"until {one.until}" if one.until else "to the end"
-        what += f": {counted(one.lost, 'change')} not stored" if one.lost else ""
-        yield f"  store     it failed from {one.since} {what}: {as_line(one.error, 300)}"
 
 
 def _next_commands(dag: DAG, result: RunResult, store: StorePlace) -> Iterator[tuple[str, str]]:

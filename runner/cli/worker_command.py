@@ -24,13 +24,12 @@ from plait.runner.cli.command_options import (
     store_option,
 )
 from plait.runner.cli.ctrl_c import stop_on_signal
-from plait.runner.cli.run_report import PlainDisplay, store_failures
+from plait.runner.cli.run_report import PlainDisplay
 from plait.runner.cli.terminal_output import as_line, command, print_json, print_line, print_note, visible
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
-from plait.runner.client.run_worker import Worker, WorkerOptions
+from plait.runner.client.run_worker import Worker
 from plait.runner.client.unsent_notices import UnsentNotices
-from plait.runner.domain.run_result import RunResult
-from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.engine.run_options import LEASE_SECONDS, StorePlace, open_store
 from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
 from plait.runner.views.event_sentences import counted, seconds
 from plait.statuses import RunStatus
@@ -63,22 +62,22 @@ async def worker_command(store_path: StorePlace, concurrency: int, **options: An
     """
     plans = tuple(folder.resolve() for folder in options["plans"])
     files = FileOptions(backends=options["backends"], hosts=options["hosts"], plans=plans)
-    await work(store_path, WorkerOptions(concurrency, files))
+    await work(store_path, concurrency, files)
 
 
-async def work(place: StorePlace, options: WorkerOptions) -> None:
+async def work(place: StorePlace, concurrency: int, files: FileOptions, lease: float = LEASE_SECONDS) -> None:
     """Work until a signal."""
     async with open_store(place) as store:
         is_empty = False
         with suppress(StoreError):  # a store that is away is waited for
             is_empty = not await store.list_runs(1)
-        print_note(f"working on the runs of {place}, {options.concurrency} at once; Ctrl-C stops")
+        print_note(f"working on the runs of {place}, {concurrency} at once; Ctrl-C stops")
         if is_empty:
             print_note(f"{place} has no run yet; if runs were queued elsewhere, name their store with --store")
-        worker = Worker(store, options, _WorkerLines())
+        worker = Worker(store, concurrency, files, lease, show=_print_event, note=print_note)
         async with anyio.create_task_group() as beside:
             await beside.start(stop_on_signal, worker.stop, print_note)
-            beside.start_soon(UnsentNotices(store, options.files).send_for_ever)
+            beside.start_soon(UnsentNotices(store, files).send_for_ever)
             await worker.work()
             beside.cancel_scope.cancel()
 
@@ -197,24 +196,12 @@ WantedBy=timers.target
 */5 * * * * {cron}"""
 
 
-class _WorkerLines:
-    """One line for each event of a run but those of its tasks."""
-
-    def __init__(self) -> None:
-        self._plain = PlainDisplay()
-
-    def handle(self, run_id: str, event: events.Event) -> None:
-        if isinstance(event, events.StoreAwaited):
-            print_note(
-                f"run {as_line(run_id)} has ended; waiting up to {seconds(event.seconds)} for the store to take the "
-                f"last {counted(event.changes, 'change')}; a second signal ends the wait"
-            )
-        elif not isinstance(event, events.TaskEvent | events.TasksAdded):
-            self._plain.handle(event)
-
-    def note(self, text: str) -> None:
-        print_note(text)
-
-    def end(self, result: RunResult) -> None:
-        for line in store_failures(result):
-            print_note(line)
+def _print_event(run_id: str, event: events.Event) -> None:
+    """Print a line for each event of a run but those of its tasks."""
+    if isinstance(event, events.StoreAwaited):
+        print_note(
+            f"run {as_line(run_id)} has ended; waiting up to {seconds(event.seconds)} for the store to take the "
+            f"last {counted(event.changes, 'change')}; a second signal ends the wait"
+        )
+    elif not isinstance(event, events.TaskEvent | events.TasksAdded):
+        PlainDisplay().handle(event)

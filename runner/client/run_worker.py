@@ -8,19 +8,17 @@ what it finds, as `plait resume` does. The claim decides a race: the loser reads
 from __future__ import annotations
 
 import random
-from typing import Protocol
+from collections.abc import Callable
 
 import anyio
 
 from plait import events
 from plait.clock_and_ids import Clock
 from plait.errors import PlaitError, RunOwned, StoreError
-from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
-from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.live_run import Run
-from plait.runner.engine.run_options import LEASE_SECONDS
+from plait.runner.views.event_sentences import store_failures
 from plait.safe_text import one_line
 from plait.statuses import RunStatus
 
@@ -35,40 +33,26 @@ _CHOICE = 10
 _PAGE = 50
 
 
-class WorkerDisplay(Protocol):
-    """Shows the work of a worker."""
-
-    def handle(self, run_id: str, event: events.Event) -> None:
-        """Show an event of a run. The event that ends a run tells what is stored."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a message about the worker."""
-        ...
-
-    def end(self, result: RunResult) -> None:
-        """Show what there is to say about a run that this worker no longer executes."""
-        ...
-
-
-@value
-class WorkerOptions:
-    """How a worker works."""
-
-    concurrency: int
-    """Number of runs at once."""
-    files: FileOptions = FileOptions(plans=())
-    """Files that replace stored backends, and the folders of trusted plan files."""
-    lease: float = LEASE_SECONDS
-    """Seconds; see `ParallelRunner`."""
-
-
 class Worker:
-    """Executes the claimable runs of `store` until `stop`."""
+    """Executes the claimable runs of `store` until `stop`, at most `concurrency` at once.
 
-    def __init__(self, store: Store, options: WorkerOptions, display: WorkerDisplay) -> None:
-        self._options = options
-        self._of_store = TrustedBackends(store, options.files, lease=options.lease, park=True).runs()
+    `files` replace stored backends, and name the folders of trusted plan files; for `lease` see `ParallelRunner`.
+    `show` is called with the run and each of its events, of which the one that ends a run tells what is stored, and
+    `note` with messages for a person.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        concurrency: int,
+        files: FileOptions,
+        lease: float,
+        *,
+        show: Callable[[str, events.Event], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._concurrency = concurrency
+        self._of_store = TrustedBackends(store, files, lease=lease, park=True).runs()
         self._store = self._of_store.options.store or store  # with a time limit
         self._clock = Clock()
         self._runs: dict[str, Run | None] = {}
@@ -78,7 +62,8 @@ class Worker:
         self._stopping = False
         self._changed = anyio.Event()
         self._away = False
-        self._display = display
+        self._show = show
+        self._note = note
 
     async def work(self) -> None:
         """Execute runs until `stop` is called. Return once all runs are stored and released."""
@@ -104,7 +89,7 @@ class Worker:
 
     async def _choose(self) -> list[str]:
         """Return as many claimable runs as may begin now: first runs that were begun before, then queued runs."""
-        free = self._options.concurrency - len(self._runs)
+        free = self._concurrency - len(self._runs)
         if free <= 0:
             return []
         now = self._clock.monotonic()
@@ -114,9 +99,7 @@ class Worker:
             found = await self._store.list_claimable(_PAGE + len(left_out))
         except StoreError as error:
             if not self._away:
-                self._display.note(
-                    f"the store does not answer; trying again every {POLL_S:g} s: {one_line(str(error))}"
-                )
+                self._note(f"the store does not answer; trying again every {POLL_S:g} s: {one_line(str(error))}")
             self._away = True
             return []
         self._away = False
@@ -129,22 +112,18 @@ class Worker:
         return chosen
 
     async def _execute(self, run_id: str) -> None:
-        try:
-            await self._resume(run_id)
+        try:  # as `plait resume`
+            async with self._of_store.open(await self._of_store.read(run_id)) as (run, _):
+                await self._follow(run)
         except RunOwned:  # another worker was faster
             self._later[run_id] = self._clock.monotonic() + POLL_S
         except Exception as error:  # a run that fails must not end the others
             why = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
-            self._display.note(f"run {run_id} is left to other workers for {AGAIN_S:g} s: {one_line(why)}")
+            self._note(f"run {run_id} is left to other workers for {AGAIN_S:g} s: {one_line(why)}")
             self._later[run_id] = self._clock.monotonic() + AGAIN_S
         finally:
             del self._runs[run_id]
             self._changed.set()
-
-    async def _resume(self, run_id: str) -> None:
-        """Resume the run with its stored backends. Raises as `plait resume`."""
-        async with self._of_store.open(await self._of_store.read(run_id)) as (run, _):
-            await self._follow(run)
 
     async def _follow(self, run: Run) -> None:
         if self._stopping:
@@ -157,12 +136,12 @@ class Worker:
                 if isinstance(event, events.RunEnded):
                     end = event
                 else:
-                    self._display.handle(run.run_id, event)
+                    self._show(run.run_id, event)
         result = await run.result()
         if end is not None:  # which status is stored is known only now
-            is_lost = result.status is not RunStatus.CANCELLED and result.lost
-            self._display.handle(run.run_id, events.RunInterrupted(end.at, end.run_id) if is_lost else end)
-        self._display.end(result)
+            self._show(run.run_id, end if result.status_is_stored else events.RunInterrupted(end.at, end.run_id))
+        for line in store_failures(result):
+            self._note(line)
         if result.status is RunStatus.INTERRUPTED:
             self._later[run.run_id] = self._clock.monotonic() + AGAIN_S
         elif not begins or result.status is RunStatus.PARKED:

@@ -147,6 +147,11 @@ class RunResult:
         """The number of changes that are not stored. The run is then not stored as ended."""
         return sum(one.lost for one in self.degraded)
 
+    @property
+    def status_is_stored(self) -> bool:
+        """Whether the status is the one that is stored: after lost changes only a cancellation is."""
+        return not self.lost or self.status is RunStatus.CANCELLED
+
     def _repr_html_(self) -> str:
         """Return the result as a table for a notebook."""
         reason = f": {self.error}" if self.error else ""

@@ -6,7 +6,7 @@ and a stored one, with what the log knows of its attempt, give the same words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from plait.clock_and_ids import parse_time
 from plait.errors import ErrorKind
 from plait.json_form import as_json, from_json
 from plait.runner.domain.asked_question import answers_of
+from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time, folder_wait
 from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.recovery.given_answers import DECLARED_FAILED
@@ -214,6 +215,14 @@ def short(text: str) -> str:
     """Return the text in one line, cut to the length that a line has room for."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def store_failures(result: RunResult) -> Iterator[str]:
+    """Yield a line for each time during which the store failed."""
+    for one in result.degraded:
+        until = f"until {one.until}" if one.until else "to the end"
+        lost = f": {counted(one.lost, 'change')} not stored" if one.lost else ""
+        yield f"  store     it failed from {one.since} {until}{lost}: {short(one.error)}"
 
 
 def named_tasks(tasks: Sequence[str]) -> str:

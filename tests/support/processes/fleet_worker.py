@@ -20,7 +20,7 @@ import anyio
 from plait.persistence import PostgresStore
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.cli.worker_command import work
-from plait.runner.client.run_worker import WorkerOptions
+from plait.runner.client.run_backends import FileOptions
 from plait.runner.engine.run_options import store_place
 from plait.runner.state.run_state import RunState
 from plait.statuses import TaskStatus
@@ -64,4 +64,4 @@ if __name__ == "__main__":
         mock.patch.object(platform, "node", return_value=sys.argv[3]).start()
     for bug in sys.argv[4:]:
         BUGS[bug]()
-    sys.exit(anyio.run(work, store_place(sys.argv[1]), WorkerOptions(int(sys.argv[2]), lease=LEASE_S)))
+    sys.exit(anyio.run(work, store_place(sys.argv[1]), int(sys.argv[2]), FileOptions(plans=()), LEASE_S))
