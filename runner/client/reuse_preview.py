@@ -155,7 +155,8 @@ async def preview_reuse(
     answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now, run)
     live = LiveRun(run_id="preview", options=config, policy=policy, answers=answers)
     live.state, live.task_backends = RunState(dag.copy(), keeps_all=True), names
-    live.scheduler, live.sink = Scheduler(live.state.dag, names, SlotPool(1, {})), UnstoredSink(live.feed.publish)
+    live.scheduler = Scheduler(live.state.dag, names, SlotPool(1, {}), looks_first=True)
+    live.sink = UnstoredSink(live.feed.publish)
     executor = Executor(live, partial(_Foresight, earlier=run, usages=await _usages(run)))
     await executor.run()
     foresight = executor.outcomes

@@ -434,8 +434,8 @@ _T = TypeVar("_T")
 
 def group_of(task_id: str, item: JsonInput) -> str | None:
     """Return the name of the group of the task with this id and item; None for a task that is no part."""
-    part = _PART.fullmatch(task_id)
-    return None if part is None or item is None else part[1]
+    part = None if item is None else _PART.fullmatch(task_id)
+    return None if part is None else part[1]
 
 
 def part_number(task_id: str) -> int:

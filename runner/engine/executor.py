@@ -116,7 +116,7 @@ class Executor:
         self._calls = 0
         """How many backend calls are under way."""
         self._reused: dict[int, EarlierAnswer] = {}
-        """The answers to be taken over, by position; their tasks are set aside."""
+        """The answers to be taken over, by position."""
         self._is_taking_over = False
         self._is_watching = False
         """Whether the folders that tasks wait for are looked at."""
@@ -377,26 +377,19 @@ class Executor:
             self._folders.end_wait(position)
 
     def _take(self, new_events: list[events.Event]) -> list[Attempt]:
-        """Decide conditions, expand and gather lists, and give out every free slot. Return the attempts; add the events
-        to `new_events`. Set the tasks aside that need no call.
+        """Decide conditions, expand and gather lists, find the tasks that need no call, and give out every free slot.
+        Return the attempts; add the events to `new_events`.
         """
         attempts: list[Attempt] = []
         if self._rows is not None and self.ended_by is None:
             new_events += self._rows.read()
         self._take_slotless(new_events)
+        self._find_answers(new_events)
         if (budget := self._run.budget) is not None:
             self._release_held(budget)
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
             if self._judging and position in self._judging:
                 self._judging[position].set()
-                continue
-            if (answer := self.outcomes.find(position)) is not None:
-                self._scheduler.spare(position)
-                self._scheduler.set_aside(position)
-                self._reused[position] = answer
-                if self._policy_driver is not None or self._state.dag.races:  # the call of another task may be spared
-                    new_events += self._take_over(1)
-                    self._take_slotless(new_events)
                 continue
             if self._folders is not None and (waits := self._folders.take(position)) is not None:
                 self._wait_for_folder(position)
@@ -435,6 +428,22 @@ class Executor:
             self._is_taking_over = True
             self._workers.start_soon(self._take_over_later)
         return attempts
+
+    def _find_answers(self, new_events: list[events.Event]) -> None:
+        """Look for the answers that ready tasks take over, and make those without one eligible."""
+        while self.ended_by is None and (ready := self._scheduler.look()):
+            for rank, position in ready:
+                if self._state.statuses[position] is not TaskStatus.PENDING:  # cancelled meanwhile
+                    continue
+                if (answer := self.outcomes.find(position)) is None:
+                    self._scheduler.enter(rank, position)
+                    continue
+                self._scheduler.keep_open()
+                self._reused[position] = answer
+                # The call of another task may be spared.
+                if (self._policy_driver is not None or self._state.dag.races) and self.ended_by is None:
+                    new_events += self._take_over(1)
+                    self._take_slotless(new_events)
 
     def _reserve(self, budget: Budget, position: int, new_events: list[events.Event]) -> float | None:
         """Reserve the worst case of the next attempt of a task that holds a slot, and return it; 0 if it costs nothing.

@@ -278,7 +278,7 @@ class OutcomeHandler:
         return None if self._run.answers is None else self._run.answers.find(self._state, position)
 
     def take_over(self, position: int, answer: EarlierAnswer) -> list[events.Event]:
-        """Complete the task, which was set aside, with `answer`. Return the events."""
+        """Complete the task with `answer`. Return the events."""
         session = None if answer.session_id is None else self._session_to_fork(position, answer.session_id)
         started = self._state.start(position, self._stamp(), answer.source, session, confirmed=session is not None)
         task, reply = self._state.dag.tasks[position], Reply(answer.text, answer.data)

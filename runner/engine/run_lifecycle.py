@@ -197,6 +197,7 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
         spares=options.spares,
         moved=state.moved,
         priority=run.priority,
+        looks_first=run.answers is not None,
     )
     for closed in run.closed:
         if closed.until is not None:

@@ -47,6 +47,8 @@ class AnswerKeys:
         """What `describe_change` returned so far, by position."""
         self.same: dict[tuple[int, int], bool] = {}
         """What `have_same_answer` returned so far for conversations, by the positions in both runs."""
+        self.same_keys: dict[str, bool] = {}
+        """Whether the backends of a name have the same answer key in both runs, as far as that was asked."""
         self._by_position: dict[int, str | None] = {}
         self._identities: dict[Hashable, list[int]] = {}
         self._excluded = state.answers if excluded is None else excluded
@@ -175,8 +177,18 @@ def _same_backends(before: AnswerKeys, earlier: int, after: AnswerKeys, later: i
     own, judge = before.state.dag.backend_of(old) or "", _judge_of(old)
     if own != (after.state.dag.backend_of(new) or "") or judge != _judge_of(new):
         return False
-    names = {own, judge or own, before.state.moved.get(earlier, own)}
-    return all(_is_equal(before.backend_keys.get(name), after.backend_keys.get(name)) for name in names)
+    moved = before.state.moved.get(earlier)
+    return (
+        _same_key(before, after, own)
+        and (judge is None or _same_key(before, after, judge))
+        and (moved is None or _same_key(before, after, moved))
+    )
+
+
+def _same_key(before: AnswerKeys, after: AnswerKeys, name: str) -> bool:
+    if (is_same := after.same_keys.get(name)) is None:
+        is_same = after.same_keys[name] = _is_equal(before.backend_keys.get(name), after.backend_keys.get(name))
+    return is_same
 
 
 def _judge_of(task: Task) -> str | None:
@@ -258,7 +270,7 @@ def task_identity(state: RunState, position: int) -> Hashable:
 
 def _element(task: Task) -> Hashable:
     """Return the element of a part, a row of texts without the detour of its JSON."""
-    if isinstance(task.item, Mapping) and all(type(value) is str for value in task.item.values()):
+    if isinstance(task.item, Mapping) and {*map(type, task.item.values())} == {str}:
         return tuple(task.item.items())
     return to_json(task.item)
 

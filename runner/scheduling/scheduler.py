@@ -11,6 +11,9 @@ for expansion into parts, and after the end of all parts for collecting their re
 same with the tasks of the plan, once for each round of a loop. The same queue returns each task with a condition once,
 when all dependencies are done; `admit` then makes the task eligible.
 
+In a run that may take answers over, each task that is about to be eligible is looked at first (`look`), as a task with
+an answer needs no slot; `enter` makes it eligible.
+
 A call goes on once all its tasks have ended or can never start (`Joins`), and fails if not all are done; a `for_each`
 with a part that failed hard stays blocked.
 """
@@ -68,6 +71,7 @@ class Scheduler:
         spares: Mapping[str, Sequence[str]] = _NO_SPARES,
         moved: Mapping[int, str] = _NOT_MOVED,
         priority: int = 0,
+        looks_first: bool = False,
     ) -> None:
         self._dag = dag
         self._slots = slots
@@ -98,6 +102,8 @@ class Scheduler:
         self._dropped: set[int] = set()
         self._admitted: set[int] = set()
         """Tasks with a condition that is true."""
+        self._unlooked: list[tuple[float, int]] | None = [] if looks_first else None
+        """The entries in the heaps of the tasks to be looked at; None in a run that takes no answers over."""
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
         for position in dag.behind_rows:
             self._missing[position] += 1
@@ -195,7 +201,7 @@ class Scheduler:
     @property
     def eligible(self) -> int:
         """The number of tasks that wait for nothing but a slot."""
-        return sum(len(queue.heap) for queue in self._queues.values())
+        return sum(len(queue.heap) for queue in self._queues.values()) + len(self._unlooked or ())
 
     @property
     def slots(self) -> int:
@@ -237,6 +243,20 @@ class Scheduler:
         """
         self._admitted.add(position)
         self._push(position)
+
+    def look(self) -> list[tuple[float, int]]:
+        """Return the tasks to be looked at in the order of their starts, each position behind its rank. For each
+        follows `enter` or `keep_open`.
+        """
+        if not self._unlooked:
+            return []
+        ready = sorted(self._unlooked)
+        self._unlooked.clear()
+        return ready
+
+    def enter(self, rank: float, position: int) -> None:
+        """Make a task eligible that has no answer to take over."""
+        heapq.heappush(self._queue_of[position].heap, (rank, position))
 
     def take(self) -> int | None:
         """Return the next task to start and assign a slot to it. Return None if no task is eligible or no slot is
@@ -443,7 +463,9 @@ class Scheduler:
             self._push(position, goes_on=True)
 
     def keep_open(self) -> None:
-        """Let the run wait for a parked task that is about to be answered, until `end_keep_open`."""
+        """Let the run wait for a parked task that is about to be answered, or one that takes an answer over, until
+        `end_keep_open`.
+        """
         self.aside += 1
 
     def end_keep_open(self) -> None:
@@ -634,7 +656,7 @@ class Scheduler:
     @property
     def exhausted(self) -> bool:
         """True at the end of the run: no task holds a slot, is set aside, or is eligible."""
-        if self.taken or self.aside or self._for_each.ready:
+        if self.taken or self.aside or self._for_each.ready or self._unlooked:
             return False
         return not any(queue.heap and not self._waits_for_person(queue) for queue in self._queues.values())
 
@@ -697,7 +719,10 @@ class Scheduler:
         path = self._paths[position]
         if goes_on or task.continues is not None:
             path += _GOES_ON
-        heapq.heappush(self._queue_of[position].heap, (-path, position))
+        if self._unlooked is None or goes_on:
+            heapq.heappush(self._queue_of[position].heap, (-path, position))
+        else:
+            self._unlooked.append((-path, position))
 
     def _discard_dropped(self, heap: list[tuple[float, int]]) -> None:
         while heap and heap[0][1] in self._dropped:

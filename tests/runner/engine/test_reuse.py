@@ -8,9 +8,10 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
-from plait import DAG, OpenQuestion, ParallelRunner, RunStatus, Task
+from plait import DAG, OpenQuestion, ParallelRunner, RunStatus, Task, events
 from plait.backends import PersonBackend, ask
 from plait.errors import RunNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
@@ -94,6 +95,28 @@ async def test_a_task_with_effects_and_a_planner_run_again(store: object) -> Non
     calls = Calls(p=[{"id": "n", "prompt": "n"}])
     await opened(store, calls, dag(), dag())
     assert calls.take() == ["a", "p"]
+
+
+async def test_an_answer_is_taken_over_without_a_slot() -> None:
+    async def work(prompt: str) -> str:
+        if prompt == "A":  # holds the only slot
+            await others_are_done.wait()
+        return prompt
+
+    def dag(first: str) -> DAG:
+        return DAG([Task("a", first), Task("b", "b"), Task("c", "c {{ b }}", ["b"])])
+
+    others_are_done, done = anyio.Event(), list[str]()
+    runner = ParallelRunner(work, store=MemoryStore(), concurrency=1)
+    await runner.run(dag("a"), "first")
+    with anyio.fail_after(30):
+        async with runner.start(dag("A"), "second", like="first") as run:
+            async for event in run.events():
+                if isinstance(event, events.TaskCompleted):
+                    done.append(event.task_id)
+                    if len(done) == 2:
+                        others_are_done.set()
+    assert done == ["b", "c", "a"]
 
 
 async def test_a_failed_task_runs_again() -> None:
