@@ -317,7 +317,7 @@ class Installed:
     @property
     def is_newer(self) -> bool:
         """Whether the version is later than all versions tested with plait."""
-        return self.version is not None and _numbers(self.version) > _numbers(self.agent.tested[-1])
+        return self.version is not None and version_numbers(self.version) > version_numbers(self.agent.tested[-1])
 
     def turns_that_fit(self, memory: int | None) -> int | None:
         """Return how many turns of the agent fit into `memory` bytes at once; None if `memory` is unknown."""
@@ -376,5 +376,6 @@ async def _version(agent: CatalogEntry, path: str, patience: float) -> str | Non
     return version[0] if version else None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"\d+", version)[:3])
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version, for comparison; the version may be any text."""
+    return tuple(int(digits[:9]) for digits in re.findall(r"[0-9]+", version)[:3])

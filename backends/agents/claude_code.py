@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from plait.backends.agents.agent_catalog import version_numbers
 from plait.backends.agents.agent_output import (
     THROTTLED,
     WORDS,
@@ -477,7 +478,7 @@ class ClaudeReader:
             case "rate_limit_event", _:
                 return self._limit(event)
             case "system", "init":
-                self._version = _numbers(text(event, "claude_code_version"))
+                self._version = version_numbers(text(event, "claude_code_version"))
                 self.is_final = False
             case "system", "api_retry":
                 return self._retry(event)
@@ -678,7 +679,3 @@ def _of_model(usage: JsonValue) -> Usage:
         cache_write=cache_write,
         reasoning=count(usage, "thinkingTokens"),
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part[:9]) for part in version.split(".")[:3] if part.isascii() and part.isdigit())

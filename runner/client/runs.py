@@ -49,7 +49,6 @@ from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import create_run, new_run, with_policy
 from plait.runner.client.fork_run import Fork, plan_fork
 from plait.runner.client.retention import Deletion, delete_expired
-from plait.runner.client.wake_runs import DueRuns
 from plait.runner.domain import policy as policies
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
@@ -58,6 +57,7 @@ from plait.runner.domain.wait_reasons import stored_limits
 from plait.runner.engine.inbox import LOOK_EVERY_S, wake
 from plait.runner.engine.lease import (
     Liveness,
+    due_at,
     is_live,
     liveness,
     owner_is_gone,
@@ -83,6 +83,7 @@ from plait.runner.state.attempt_files import kill_orphans
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
+    PARK,
     POSTED,
     StoredPolicy,
     StoredRun,
@@ -185,6 +186,35 @@ class _Waiting:
 
     policy: Policy | None
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
+class DueRuns:
+    """Finds the runs of `store` that go on by themselves, with nobody there: those that park.
+
+    Such a run is due once its time has come, which is the time until which it is parked or the deadline of a question;
+    at once after an answer; and after the death of its process. All other runs wait for a person, or for a worker.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parks: dict[tuple[str, int], bool] = {}
+        """Whether a run parks, by its id and epoch: its settings are read once."""
+
+    async def find(self, now: float) -> Sequence[RunRecord]:
+        """Return the runs that are due at Unix time `now`, the first created first. Raises StoreError."""
+        found = await self._store.list_claimable(MOST_RUNS_SEARCHED)
+        return [run for run in found if await self._is_due(run, now)]
+
+    async def _is_due(self, run: RunRecord, now: float) -> bool:
+        if run.owner is None and ((due := due_at(run)) is None or due > now):
+            return False  # not begun, stopped by a person, or due by the store's clock alone
+        key = run.run_id, run.epoch
+        if key not in self._parks:
+            whole = await self._store.get_run(run.run_id)
+            self._parks[key] = whole is not None and bool(
+                read_settings(whole).get(PARK) or await self._store.list_events(run.run_id, 0, 1, events.RunParked.kind)
+            )
+        return self._parks[key]
 
 
 def _with_open_store(

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from plait.clock_and_ids import parse_time
+from plait.clock_and_ids import iso, parse_time
 from plait.events import USD_PER_DAY, BackendThrottled, FolderAwaited, HostAway
 from plait.json_form import value
 from plait.runner.domain.dag import DAG
@@ -206,7 +206,7 @@ class Waits:
     def _ready(self, task_id: str) -> WaitReason:
         """Return the reason of a task of a running run that needs no other task."""
         if (when := self._run.retries.get(task_id)) is not None:
-            return WaitReason(WaitKind.RETRY, f"retry at {clock_time(when, self._now)}", until=_iso(when))
+            return WaitReason(WaitKind.RETRY, f"retry at {clock_time(when, self._now)}", until=iso(when))
         if (awaited := self._run.folders.get(task_id)) is not None:
             by = () if awaited.by is None else (awaited.by,)
             return WaitReason(WaitKind.FOLDER, folder_wait(awaited.folder, awaited.by), by)
@@ -272,7 +272,7 @@ class Waits:
         if next_try is None:
             return WaitReason(WaitKind.OWNER_DEAD, text)
         later = f"{text}; retry at {clock_time(next_try, self._now)}"
-        return WaitReason(WaitKind.OWNER_DEAD, later, until=_iso(next_try))
+        return WaitReason(WaitKind.OWNER_DEAD, later, until=iso(next_try))
 
     def _backend(self, task_id: str) -> str:
         return self._run.dag.backend_of(self._run.dag[task_id]) or self._run.limits.default
@@ -355,7 +355,3 @@ def clock_time(when: float, now: float) -> str:
     moment = datetime.fromtimestamp(when, UTC).astimezone()
     today = datetime.fromtimestamp(now, UTC).astimezone().date()
     return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%a %d %b %H:%M}"
-
-
-def _iso(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

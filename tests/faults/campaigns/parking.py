@@ -32,7 +32,7 @@ import anyio
 from plait import DAG, ParallelRunner, RunStatus, SQLiteStore, Task, failpoints
 from plait.backends import ClaudeCodeBackend
 from plait.clock_and_ids import Clock, parse_time
-from plait.runner.client.wake_runs import DueRuns
+from plait.runner.client.runs import DueRuns
 from plait.runner.engine import run_lifecycle
 from plait.runner.engine.executor import PARK_S
 from plait.runner.recovery import resume

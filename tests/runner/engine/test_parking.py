@@ -16,7 +16,7 @@ from plait import Check, MemoryStore, ParallelRunner, RunStatus, SQLiteStore, St
 from plait.clock_and_ids import Clock, parse_time
 from plait.errors import BackendError, ErrorKind, PlaitError
 from plait.events import RunParked, TaskRetried
-from plait.runner.client.wake_runs import DueRuns
+from plait.runner.client.runs import DueRuns
 from plait.runner.engine.executor import PARK_S
 from tests.support.seeded_loop import VirtualClock, run_seeded
 
