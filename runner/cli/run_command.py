@@ -9,7 +9,8 @@ from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, Final
 
 import anyio
 import click
@@ -17,6 +18,7 @@ import click
 from plait.errors import InvalidRequest, RunNotFound
 from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import (
+    STORE_VARIABLE,
     OutputOptions,
     apply_log_options,
     backend_options,
@@ -46,12 +48,16 @@ from plait.runner.client.run_backends import (
     required_backends,
 )
 from plait.runner.client.runs import Runs
-from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.engine.run_options import AnyStore, ServerAddress, StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy, Team
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import counted
 from plait.safe_text import is_utf8
+from plait.statuses import RunStatus
+
+_LOOK_S: Final = 0.05
+"""Seconds between two looks whether a process has the run."""
 
 
 @click.command("run")
@@ -111,6 +117,11 @@ from plait.safe_text import is_utf8
 @click.option(
     "--key", metavar="TEXT", help="With --queue: store one run only, however often the same plan is stored with TEXT."
 )
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Only start the run, and print its id: a process of its own, which outlives the terminal, executes it.",
+)
 @click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
 @strict_option
 @output_options
@@ -145,11 +156,13 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
         raise click.UsageError("--fresh, --again, --keep-answers and --ask-again go with --like RUN")
     if options["like"] is not None and options["no_store"]:
         raise InvalidRequest("--like takes answers from the store; leave --no-store out")
-    if options["dry_run"] and options["queue"]:
-        raise click.UsageError("--dry-run stores nothing; leave --queue out")
-    if options["queue"]:
+    if options["queue"] and options["detach"]:
+        raise click.UsageError("give --queue or --detach, not both: a queued run is for a worker")
+    if flag := "--queue" if options["queue"] else "--detach" if options["detach"] else "":
+        if options["dry_run"]:
+            raise click.UsageError(f"--dry-run stores nothing; leave {flag} out")
         if options["like"] is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
-            raise click.UsageError("--queue only stores the run; leave --like, --no-store, --strict and --hosts out")
+            raise click.UsageError(f"{flag} only stores the run; leave --like, --no-store, --strict and --hosts out")
         return anyio.run(_queue, loaded, backend_set, options)
     if options["key"] is not None:
         raise click.UsageError("--key goes with --queue")
@@ -273,18 +286,47 @@ def _said_or_planned(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _queue(plan: Plan, backend_set: BackendSet, options: Mapping[str, Any]) -> int:
-    """Store a queued run of `plan`, and print its id. Return the exit code."""
+    """Store a queued run of `plan`, start its process with `--detach`, and print its id. Return the exit code."""
     concurrency = options["concurrency"] or plan.concurrency or backend_set.concurrency()
     said = {name: options[name] for name in ("budget", "unpriced", "priority")}
     async with open_store(options["store_path"]) as store:
         run_id = await queue_run(plan, backend_set, store, concurrency, options["key"], **said)
+        if options["detach"] and (code := await _start_process(run_id, store, options)) != COMPLETED:
+            return code
     if options["as_json"]:
         print_json({"run_id": run_id})
     else:
         print_line(run_id)
-    if backend_set.plan is None and (names := backends_of_file_only(backend_set)):
+    if options["queue"] and backend_set.plan is None and (names := backends_of_file_only(backend_set)):
         print_note(
             f"the plan is in no file, and workers take backend {', '.join(names)} from a file only: start them with "
             "--backends FILE, a plan file that has the backend as submitted"
         )
     return COMPLETED
+
+
+async def _start_process(run_id: str, store: AnyStore, options: Mapping[str, Any]) -> int:
+    """Start a process in a session of its own that executes the queued run, and return once a process has the run. One
+    that ends before says why, and its exit code is returned.
+    """
+    place = options["store_path"]
+    environment = {**os.environ, STORE_VARIABLE: place.dsn if isinstance(place, ServerAddress) else str(place)}
+    words = [sys.executable, "-m", "plait", "resume", run_id, "-q", *(["--park"] if options["park"] else [])]
+    with TemporaryFile() as said:
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, said.fileno(), 2),
+        ]
+        pid = os.posix_spawn(sys.executable, words, environment, file_actions=files, setsid=True)  # noqa: ASYNC221 - asyncio would end it with the loop
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+            record = await store.get_run(run_id)
+            if record is None or RunStatus(record.status) is not RunStatus.QUEUED:
+                return COMPLETED
+            if ended:
+                said.seek(0)
+                print_note(said.read().decode(errors="replace").strip())
+                print_note(f"run {run_id} is queued; resume it, or let a worker run it")
+                return os.waitstatus_to_exitcode(status)
+            await anyio.sleep(_LOOK_S)

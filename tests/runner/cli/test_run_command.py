@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.plans.logged import CHAIN, calls, make
+from tests.support.polling import until
 from tests.support.processes.command import Terminal, plait, plait_here
 
 BROKEN = """
@@ -274,3 +277,36 @@ def test_who_is_not_notified_is_said(tmp_path: Path) -> None:
     assert (done.code, done.err.splitlines()[0]) == (0, "no value in HOOK, so this process notifies nobody at $HOOK")
     done = plait_here(tmp_path, "run", "plan.yaml", "--no-store")
     assert (done.code, done.err.splitlines()[0]) == (0, "nothing is stored, so nobody is notified")
+
+
+async def test_a_detached_run_goes_on_without_its_terminal(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(
+        "from pathlib import Path\nimport anyio\nasync def work(prompt):\n    while not Path('go').exists():\n"
+        "        await anyio.sleep(0.01)\n    return prompt\n"
+    )
+    backends = "backends: {w: {kind: function, call: 'work.py:work'}, o: {kind: openai, model: m}}\n"
+    (tmp_path / "plan.yaml").write_text(f"{backends}tasks: [{{id: a, prompt: hello, backend: w}}]\n")
+    done = plait(tmp_path, "run", "plan.yaml", "--detach", "--json")
+    assert (done.code, done.err) == (0, "")
+    (run_id,) = done.value.values()
+    assert done.value == {"run_id": run_id}
+
+    def shown() -> Any:
+        return plait(tmp_path, "show", run_id, "--json").value
+
+    pid = shown()["owner"]["pid"]
+    assert os.getsid(pid) == pid, "no terminal ends it"
+    (tmp_path / "go").touch()
+    await until(lambda: shown()["status"] == "completed")
+    assert shown()["tasks"][0]["text"] == "hello"
+    assert plait(tmp_path, "run", "plan.yaml", "--detach").out.strip() == shown_last(tmp_path)["run_id"]
+    (tmp_path / "plan.yaml").write_text(f"{backends}tasks: [{{id: a, prompt: hello, backend: o}}]\n")
+    done = plait(tmp_path, "run", "plan.yaml", "--detach")
+    assert (done.code, done.out) == (2, "")
+    assert "OPENAI_API_KEY" in done.err
+    assert "is queued; resume it" in done.err
+    assert shown_last(tmp_path)["status"] == "queued"
+
+
+def shown_last(folder: Path) -> Any:
+    return plait(folder, "show", "last", "--json").value
