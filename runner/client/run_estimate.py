@@ -151,9 +151,8 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     if config.budget is not None or config.limited_by_day:
         try:
             asked_of = all_calls_of(dag, names, config.default, config.spares)
-            if config.budget is not None:
-                await worst.require(asked_of, unpriced=config.unpriced)
-            await worst.require_by_day(asked_of, config.limited_by_day, unpriced=config.unpriced)
+            has_budget = config.budget is not None
+            await worst.require(asked_of, config.limited_by_day, has_budget=has_budget, unpriced=config.unpriced)
         except InvalidRequest as error:
             refused = str(error)
     asked: list[_Calls] = []

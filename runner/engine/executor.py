@@ -459,11 +459,11 @@ class Executor:
         was_released = position in self._released
         self._released.discard(position)
         waits = self._is_budget_asked or (self._held and not was_released)
-        if not waits and budget.fits(task, worst):
+        if not waits and budget.covers(worst, budget.room_for(task)):
             budget.reserved[task.id] = worst
             return worst
         self._scheduler.spare(position)
-        if not waits and not budget.fits_task(task, worst):
+        if not waits and not budget.covers(worst, budget.task_room(task)):
             new_events += self._ask_for_money(position, Way.MAX_COST, worst)
         elif not waits and not budget.is_reserved:
             self._budget_asked_by = position

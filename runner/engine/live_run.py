@@ -389,9 +389,7 @@ class LiveRun:
                 further = policy_backends(self.policy, default)
             calls = all_calls_of(tasks, [*names], default, self.options.spares)
             calls += [(name, None) for name in further]
-            if budget is not None:
-                await self.worst_cases.require(calls, unpriced=unpriced)
-            await self.worst_cases.require_by_day(calls, by_day, unpriced=unpriced)
+            await self.worst_cases.require(calls, by_day, has_budget=budget is not None, unpriced=unpriced)
         self.budget, self.unpriced = budget, unpriced
 
     def backend_of(self, position: int) -> str:

@@ -62,8 +62,9 @@ from plait.runner.scheduling.slots import (
     Concurrency,
     SlotPool,
     default_concurrency,
+    mistakes_of_spares,
+    spares_of,
 )
-from plait.runner.scheduling.spare_backends import mistakes_of_spares, spares_of
 from plait.runner.state.attempt_files import files_root
 from plait.runner.state.budget import check_budget
 from plait.runner.state.task_files import with_digests

@@ -102,7 +102,7 @@ class StoredLedger:
                 grant = await self._change(partial(self._book, demand, grant)) or Grant(0.0, grant.units)
             if grant.delay > 0:
                 await self._clock.sleep(grant.delay)
-            if grant.is_probe:
+            if grant.closed == PROBE:
                 on_closed(self._clock.wall(), PROBE)
             in_time = True
         finally:
@@ -125,11 +125,12 @@ class StoredLedger:
     async def settle(self, reservation: Reservation, usd: float) -> None:
         # As above, only a cost above the reservation is told again.
         more = partial(settle, replace(reservation, usd=0.0), max(0.0, usd - reservation.usd))
-        with anyio.CancelScope(shield=True):
-            await self._change(partial(settle, reservation, usd), more)
+        await self._change(partial(settle, reservation, usd), more)
 
     async def _change(self, function: Change[T], missed: Change[object] | None = None) -> T | None:
-        """Return the result of the function; None if the store is away: `missed` is then done before the next one."""
+        """Return the result of the function; None if the store is away: `missed` is then done before the next one. What
+        the row was told is known here too, also by a cancelled call: what it was granted goes back.
+        """
         told, self._missed = self._missed, []
 
         def both(row: Row, now: float) -> T:
@@ -138,7 +139,8 @@ class StoredLedger:
             return function(row, now)
 
         try:
-            result = await self._store.transact(change(self._account, both))
+            with anyio.CancelScope(shield=True):
+                result = await self._store.transact(change(self._account, both))
         except StoreError as error:
             if not self._is_away:
                 logger().warning("account_unreachable", account=self._account, error=str(error))

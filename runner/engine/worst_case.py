@@ -43,17 +43,14 @@ class WorstCases:
         self._backends = backends
         self._prices = Prices(lines)
         self._clock = clock
-        self._free = {name: self._is_free(name) for name in backends}
+        unpaid = FunctionBackend, CommandBackend, PersonBackend
+        self._free = {
+            name for name, one in backends.items() if isinstance(one, unpaid) or billing_of(one).price == prices.FREE
+        }
 
     def is_free(self, name: str) -> bool:
         """Return whether calls of the backend cost nothing: commands, functions, people and local models."""
-        return self._free.get(name, False)
-
-    def _is_free(self, name: str) -> bool:
-        backend = self._backends[name]
-        return isinstance(backend, FunctionBackend | CommandBackend | PersonBackend) or (
-            billing_of(backend).price == prices.FREE
-        )
+        return name in self._free
 
     def of_call(
         self, name: str, model: str | None, input_tokens: int, schema: Mapping[str, object] | None = None
@@ -107,27 +104,23 @@ class WorstCases:
         return billing if model is None else replace(billing, model=model)
 
     async def require(
-        self, calls: Iterable[tuple[str, str | None]], *, unpriced: bool, limit: str = "the run has a budget"
+        self, calls: Iterable[tuple[str, str | None]], by_day: Collection[str], *, has_budget: bool, unpriced: bool
     ) -> None:
         """Load the list of prices if one of `calls`, each a backend and the model asked for, may need it. Raise
-        InvalidRequest if the worst case of one cannot be stated, unless `unpriced`. `limit` says why it has to be.
+        InvalidRequest if the worst case of one that is counted cannot be stated, unless `unpriced`. All are counted if
+        the run `has_budget`, otherwise those on the backends whose account is limited `by_day`.
         """
-        paid = [call for call in dict.fromkeys(calls) if call[0] in self._backends and not self.is_free(call[0])]
+        backends = self._backends.keys() if has_budget else self._backends.keys() & by_day
+        paid = [call for call in dict.fromkeys(calls) if call[0] in backends and not self.is_free(call[0])]
         used = Usage(1, 1)
         if any(self._prices.needs_list(used, self._billing(*call)) for call in paid):
             await run_sync(prices.load)
         reasons = () if unpriced else filter(None, (self.unknown(*call) for call in paid))
         if (reason := next(iter(reasons), None)) is not None:
+            limit = "the run has a budget" if has_budget else "the account has a usd_per_day"
             raise InvalidRequest(
                 f"{limit}, and {reason}; or let such calls count only once they have cost something: --unpriced"
             )
-
-    async def require_by_day(
-        self, calls: Iterable[tuple[str, str | None]], limited: Collection[str], *, unpriced: bool
-    ) -> None:
-        """As `require`, for the calls on the backends whose account is `limited` by the day."""
-        counted = [call for call in calls if call[0] in limited]
-        await self.require(counted, unpriced=unpriced, limit="the account has a usd_per_day")
 
 
 def all_calls_of(

@@ -55,8 +55,7 @@ from plait.runner.policies.follow_ups import FollowUp, FollowUps, chain_problems
 from plait.runner.policies.goal_policy import INPUTS, LoopLimits, OrchestratorPolicy, Team
 from plait.runner.policies.step_workflow import Step, Workflow, step_problems
 from plait.runner.prompts.prompt_template import condition_names, is_plain, names_in, parse_names, render
-from plait.runner.scheduling.slots import Concurrency
-from plait.runner.scheduling.spare_backends import mistakes_of_spares, spares_of
+from plait.runner.scheduling.slots import Concurrency, mistakes_of_spares, spares_of
 from plait.task import (
     COMMAND_BACKEND,
     NO_PROMPT,

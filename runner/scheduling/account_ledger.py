@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 from plait.events import USD_PER_DAY
 from plait.runner.scheduling.own_limits import (
     CLOSED,
+    PROBE,
     Demand,
     Grant,
     RateLimits,
@@ -137,7 +138,7 @@ def _admit(demand: Demand, grant: Grant, row: Row, now: float) -> Grant:
             grant = _with_money(demand, grant, row, now)
             if "held" in row and grant.delay <= LONGEST_HOLD_S:
                 row["held"] = now + PROBE_S
-                grant = replace(grant, is_probe=True)
+                grant = replace(grant, closed=PROBE)
     if grant.delay > 0 and grant.closed != USD_PER_DAY and not _wait_for_others(demand, row, now):
         row["ahead"] = demand.priority, now + grant.delay + AHEAD_S
     return grant

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from math import inf
 from threading import Lock
@@ -94,6 +95,11 @@ class TokenBucket:
         self._refill(now)
         self.level = min(self.capacity, self.level - units)
 
+    def change(self, per_minute: float, now: float) -> None:
+        """Set another limit. The units stay."""
+        self._refill(now)
+        self.given = self.per_minute = per_minute
+
     def lower(self, per_minute: float | None, left: float | None, now: float) -> None:
         """Take the server's limit and the units left into account. Neither raises the limit set by the user."""
         self._refill(now)
@@ -127,9 +133,6 @@ class GrantedUnits(TokenBucket):
         self._refill(now)
         self.level -= units
         self.at = max(self.at, now + BURST_S) if units < 0 else self.at
-
-    def lower(self, per_minute: float | None, left: float | None, now: float) -> None:
-        """The store has to know: see `RateLimiter.demand`."""
 
     def _refill(self, now: float) -> None:
         if now > self.at and self.level > 0:
@@ -183,16 +186,14 @@ class Grant:
     delay: float
     units: Units
     closed: str = ""
-    """Why the account is closed until then, if it is: CLOSED by a process, or USD_PER_DAY is spent."""
+    """Why the account is closed until then, if it is: CLOSED by a process, USD_PER_DAY is spent, or PROBE."""
     day: int = 0
     """The day on which the dollars count, in UTC since 1970."""
-    is_probe: bool = False
-    """Whether no other call is made on the account until this one was accepted."""
 
 
 CLOSED = "closed"
 PROBE = "probe"
-"""Told in place of why an account is closed: it is open again, and the call that is granted shows whether it is."""
+"""The account is open again, and this call shows whether it is: no other one is made until it was accepted."""
 
 
 OnClosed: TypeAlias = Callable[[float, str], None]
@@ -206,8 +207,8 @@ class Ledger(Protocol):
     ) -> None:
         """Wait for a grant that lets one of `calls` calls begin, the first of `size`, and add it to `limiter`. Calls of
         a higher `priority` come first, whatever process makes them. While the account is closed, call `on_closed` with
-        the Unix time of the end, and why. Never fails: without its store a process keeps the limits of rate alone, and
-        spends nothing under a limit of money.
+        the Unix time of the end, and why, and with PROBE before a probe. Never fails: without its store a process keeps
+        the limits of rate alone, and spends nothing under a limit of money.
         """
         ...
 
@@ -248,11 +249,10 @@ class RateLimiter:
     def __init__(
         self, limits: RateLimits, now: float, most_output: int | None = None, *, is_granted: bool = False
     ) -> None:
-        self._bucket = GrantedUnits if is_granted else TokenBucket
+        self._is_granted = is_granted
         self._allowance: Allowance | None = None
-        self._requests: TokenBucket | None = None
-        self._tokens: TokenBucket | None = None
-        self._usd: GrantedUnits | None = None
+        self._buckets: dict[str, TokenBucket] = {}
+        """The buckets of what is limited, by the names of `Units`."""
         self._day = 0
         self._ratio = _FIRST_RATIO
         self._output = _FIRST_OUTPUT if most_output is None else min(_FIRST_OUTPUT, most_output)
@@ -263,20 +263,25 @@ class RateLimiter:
         """Set other limits. Earlier calls stay counted."""
         with self._lock:
             self.limits = limits
-            self._requests = self._changed(self._requests, limits.requests_per_minute, now)
-            self._tokens = self._changed(self._tokens, limits.tokens_per_minute, now)
-            is_money_kept = limits.usd_per_day is not None and self._bucket is GrantedUnits
-            self._usd = (self._usd or GrantedUnits(60.0, now)) if is_money_kept else None  # a store has the limit
+            rates = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
+            if limits.usd_per_day is not None and self._is_granted:
+                rates["usd"] = 60.0  # any: the store has the limit
+            kind, buckets = GrantedUnits if self._is_granted else TokenBucket, dict[str, TokenBucket]()
+            for name, per_minute in rates.items():
+                if per_minute is not None:
+                    buckets[name] = self._buckets.get(name) or kind(per_minute, now)
+                    buckets[name].change(per_minute, now)
+            self._buckets = buckets
 
     @property
     def counts_tokens(self) -> bool:
         """Whether the size of a prompt matters."""
-        return self._tokens is not None
+        return "tokens" in self._buckets
 
     @property
     def counts_money(self) -> bool:
         """Whether the price of a call matters."""
-        return self._usd is not None
+        return "usd" in self._buckets
 
     def estimate(self, characters: int) -> float:
         """Return the expected tokens of a call with a prompt and a history of `characters`."""
@@ -284,25 +289,22 @@ class RateLimiter:
 
     def wait(self, size: CallSize, now: float) -> float:
         """Return the seconds until a call may begin; 0 if it may begin now."""
-        requests = 0.0 if self._requests is None else self._requests.wait(1, now)
-        tokens = 0.0 if self._tokens is None else self._tokens.wait(self.estimate(size.characters), now)
-        return max(requests, tokens, 0.0 if self._usd is None else self._usd.wait(size.usd, now))
+        units = self._units(size)
+        return max((bucket.wait(getattr(units, name), now) for name, bucket in self._buckets.items()), default=0.0)
 
     def reserve(self, size: CallSize, now: float) -> Reservation:
         """Take the share of a call from all buckets. The caller makes sure that the call need not wait."""
         with self._lock:
-            reservation = Reservation(size.characters, self.estimate(size.characters), size.usd, self._day)
-            self._take(1, reservation.tokens, now)
-            if self._usd is not None:
-                self._usd.take(size.usd, now)
-            return reservation
+            units = self._units(size)
+            self._take(units, now)
+            return Reservation(size.characters, units.tokens, size.usd, self._day)
 
     def settle(self, reservation: Reservation, input_tokens: int, output_tokens: int, now: float) -> None:
         """Replace the estimated tokens by the real ones, and learn from them. Without any the estimate stays."""
         if not input_tokens + output_tokens:
             return
         with self._lock:
-            self._take(0, input_tokens + output_tokens - reservation.tokens, now)
+            self._take(Units(0.0, input_tokens + output_tokens - reservation.tokens), now)
             if output_tokens:
                 self._output += _WEIGHT * (output_tokens - self._output)
             if input_tokens and reservation.characters:
@@ -311,61 +313,55 @@ class RateLimiter:
     def give_back(self, reservation: Reservation, now: float) -> None:
         """Return the requests and tokens of a call that was never made."""
         with self._lock:
-            self._take(-1, -reservation.tokens, now)
+            self._take(Units(-1.0, -reservation.tokens), now)
 
     def lower(self, allowance: Allowance, now: float) -> None:
         """Take the server's own limits, as reported with an answer, into account."""
         with self._lock:
             self._allowance = allowance
-            if self._requests is not None:
-                self._requests.lower(allowance.requests_per_minute, allowance.requests_left, now)
-            if self._tokens is not None:
-                self._tokens.lower(allowance.tokens_per_minute, allowance.tokens_left, now)
+            for name, bucket in self._buckets.items() if not self._is_granted else ():  # else the store has to know
+                bucket.lower(getattr(allowance, f"{name}_per_minute"), getattr(allowance, f"{name}_left"), now)
 
     def demand(self, size: CallSize, calls: int, now: float, priority: int = 0) -> Demand:
         """Return what to ask the store for, so that the first of `calls` calls may begin, which has this `size`."""
         with self._lock:
-            tokens = 0.0 if self._tokens is None else self.estimate(size.characters)
-            has, expired = list[float](), list[float]()
-            for bucket in (self._requests, self._tokens, self._usd):
-                if isinstance(bucket, GrantedUnits):
-                    bucket.wait(0, now)
-                    has.append(bucket.level)
-                    expired.append(bucket.expired)
-                    bucket.expired = 0.0
-                else:
-                    has.append(0.0)
-                    expired.append(0.0)
-            first = Units(max(0.0, 1 - has[0]), max(0.0, tokens - has[1]), max(0.0, size.usd - has[2]))
+            need, lacks, unused = self._units(size), dict[str, float](), dict[str, float]()
+            for name, bucket in self._buckets.items():
+                assert isinstance(bucket, GrantedUnits)
+                bucket.wait(0, now)  # what is too old expires
+                lacks[name] = max(0.0, getattr(need, name) - bucket.level)
+                unused[name], bucket.expired = bucket.expired, 0.0
+            first, call = replace(need, **lacks), Units(1.0, need.tokens)
             allowance, self._allowance = self._allowance, None
-            call, unused = Units(1.0, tokens), Units(*expired)
-            return Demand(self.limits, first, call, calls, unused, allowance, self._day, priority)
+            return Demand(self.limits, first, call, calls, Units(**unused), allowance, self._day, priority)
 
     def grant(self, units: Units, now: float, day: int = 0, *, in_time: bool = True) -> None:
         """Add units that the store has granted, to be used now unless not `in_time`. The dollars count on `day`."""
         with self._lock:
-            self._day = day
-            granted_units = (self._requests, units.requests), (self._tokens, units.tokens), (self._usd, units.usd)
-            for bucket, granted in granted_units:
-                if isinstance(bucket, GrantedUnits):
-                    if in_time:
-                        bucket.take(-granted, now)
-                    else:
-                        bucket.expired += granted
+            if units.usd and day != self._day:
+                self.take_unused_money()  # they count on the day before, which is over
+                self._day = day
+            for name, bucket in self._buckets.items():
+                assert isinstance(bucket, GrantedUnits)
+                if in_time:
+                    bucket.take(-getattr(units, name), now)
+                else:
+                    bucket.expired += getattr(units, name)
 
-    def _changed(self, bucket: TokenBucket | None, per_minute: float | None, now: float) -> TokenBucket | None:
-        if per_minute is None:
-            return None
-        changed = self._bucket(per_minute, now)
-        if bucket is not None:
-            changed.take(changed.level - bucket.level, now)
-        return changed
+    def take_unused_money(self) -> Reservation:
+        """Remove and return the dollars that were granted, and that no call has used."""
+        usd, bucket = 0.0, self._buckets.get("usd")
+        if isinstance(bucket, GrantedUnits):
+            usd, bucket.level, bucket.expired = bucket.level + bucket.expired, 0.0, 0.0
+        return Reservation(0, 0.0, usd, self._day)
 
-    def _take(self, requests: float, tokens: float, now: float) -> None:
-        if self._requests is not None:
-            self._requests.take(requests, now)
-        if self._tokens is not None:
-            self._tokens.take(tokens, now)
+    def _units(self, size: CallSize) -> Units:
+        """Return what a call needs."""
+        return Units(1.0, self.estimate(size.characters) if self.counts_tokens else 0.0, size.usd)
+
+    def _take(self, units: Units, now: float) -> None:
+        for name, bucket in self._buckets.items():
+            bucket.take(getattr(units, name), now)
 
 
 Timer: TypeAlias = Callable[[float | Callable[[], Awaitable[None]], Callable[[], None]], Callable[[], object] | None]
@@ -425,6 +421,15 @@ class RateGate:
     def lower(self, allowance: Allowance) -> None:
         """Take the server's own limits into account."""
         self.limiter.lower(allowance, self._now())
+
+    def take_unused_money(self) -> Reservation | None:
+        """Remove and return the dollars that were granted, and that nobody waits for any more.
+        None if there are none.
+        """
+        if self._queue or not self.limiter.counts_money:
+            return None
+        unused = self.limiter.take_unused_money()
+        return unused if unused.usd else None
 
     @property
     def spent_until(self) -> float | None:

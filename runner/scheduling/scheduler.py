@@ -483,9 +483,8 @@ class Scheduler:
 
     def set_aside(self, position: int) -> None:
         """Release the slot of the started task at `position`. The task waits for `requeue`."""
-        self._free(position)
         self.aside += 1
-        self._slots.offer(self, self._priority)
+        self.park(position)
 
     def throttle(self, position: int, pause: Pause = _UNKNOWN) -> None:
         """Set the started task aside after its backend refused the call. The task is back at the end of `pause`.
@@ -1015,9 +1014,11 @@ class RunRates:
             await ledger.settle(reservation, usd)
 
     def leave(self) -> None:
-        """Leave all lines."""
+        """Leave all lines. What was granted meanwhile is still to be given back: see `settle_money`."""
         for gate in self.gates().values():
             gate.leave(self._run)
+            if gate.ledger is not None and (unused := gate.take_unused_money()) is not None:
+                self._unsettled.append((gate.ledger, unused, 0.0))
 
     def waiting(self) -> list[str]:
         """Return the backends at whose limits of rate tasks of the run wait."""

@@ -24,7 +24,7 @@ the pause and the width. The account is forgotten when the last run leaves.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import copy_context
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from itertools import count
 from math import inf
 from typing import Literal, TypeAlias
 
+from plait.errors import nearest
 from plait.json_form import value
 from plait.runner.scheduling.own_limits import RateGate
 from plait.runner.scheduling.width_search import FIRST_WIDTH, MOST_AT_ONCE, WidthSearch
@@ -476,3 +477,36 @@ def default_concurrency(stated: Iterable[int | None]) -> int:
     limits = list(stated)
     numbers = [limit for limit in limits if limit is not None]
     return sum(numbers) + (DEFAULT_CONCURRENCY if len(numbers) < len(limits) or not limits else 0)
+
+
+def mistakes_of_spares(
+    or_else: Mapping[str, Sequence[str]], backends: Collection[str]
+) -> Iterator[tuple[str, int, str]]:
+    """Yield each mistake in `or_else`, the backends that take over while a limit closes one: the backend, the index of
+    the spare, and what is wrong.
+    """
+    for name, spares in or_else.items():
+        if name not in backends:
+            yield name, 0, f"it is no backend of this runner{nearest(name, backends)}"
+        for index, spare in enumerate(spares):
+            if spare not in backends:
+                yield name, index, f"unknown backend {spare!r}{nearest(spare, backends)}"
+            elif spare == name:
+                yield name, index, "a backend cannot take over from itself; leave it out"
+            elif spare in spares[:index]:
+                yield name, index, f"{spare!r} is named twice; leave it out"
+
+
+def spares_of(or_else: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return the spares of each backend that has some, each followed by its own, but none twice: two backends may be
+    the spares of each other.
+    """
+
+    def walk(name: str, found: dict[str, None]) -> dict[str, None]:
+        for spare in or_else.get(name, ()):
+            if spare not in found:
+                found[spare] = None
+                walk(spare, found)
+        return found
+
+    return {name: tuple(one for one in walk(name, {}) if one != name) for name, spares in or_else.items() if spares}

@@ -21,7 +21,6 @@ from typing import Any
 from plait.errors import ErrorKind
 from plait.events import BudgetRaised, TaskStarted
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import AttemptRecord
 from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.state.stored_run import stored_events
 from plait.statuses import AttemptStatus
@@ -107,22 +106,15 @@ class Budget:
 
     def room_for(self, task: Task) -> float:
         """Return what is left for a call of `task`."""
-        return min(self.room, self._task_room(task))
+        return min(self.room, self.task_room(task))
 
-    def _task_room(self, task: Task) -> float:
+    def task_room(self, task: Task) -> float:
+        """Return what its `max_cost` leaves for a call of `task`."""
         return self.max_cost(task) - self.spent_by.get(task.id, 0.0)
-
-    def fits(self, task: Task, worst: float) -> bool:
-        """Return whether a call of `task` that costs at most `worst` may begin."""
-        return self.covers(worst, self.room_for(task))
 
     def max_cost(self, task: Task) -> float:
         """Return what the task may cost in all."""
         return self.raised.get(task.id, inf if task.max_cost is None else task.max_cost)
-
-    def fits_task(self, task: Task, worst: float) -> bool:
-        """Return whether a call of `task` that costs at most `worst` may begin, as far as its `max_cost` says."""
-        return self.covers(worst, self._task_room(task))
 
     @staticmethod
     def covers(worst: float, room: float) -> bool:
@@ -205,10 +197,7 @@ async def stored_budget(
         if attempt.status == AttemptStatus.RUNNING:
             budget.reserved[attempt.task_id] = held
         else:
-            budget.count(attempt.task_id, *_cost_of(attempt, held))
+            is_cut = AttemptStatus(attempt.status) in _CUT
+            cost = counted_cost(attempt.usage, held, error_kind=attempt.error_kind, is_cut=is_cut)
+            budget.count(attempt.task_id, *cost)
     return budget
-
-
-def _cost_of(attempt: AttemptRecord, reserved_usd: float) -> tuple[float, bool]:
-    is_cut = AttemptStatus(attempt.status) in _CUT
-    return counted_cost(attempt.usage, reserved_usd, error_kind=attempt.error_kind, is_cut=is_cut)

@@ -25,7 +25,17 @@ from plait.runner.scheduling.account_ledger import (
     learn,
     settle,
 )
-from plait.runner.scheduling.own_limits import BURST_S, CallSize, Demand, Grant, RateLimiter, Reservation, Units
+from plait.runner.scheduling.own_limits import (
+    BURST_S,
+    CLOSED,
+    PROBE,
+    CallSize,
+    Demand,
+    Grant,
+    RateLimiter,
+    Reservation,
+    Units,
+)
 
 ONE = Units(1.0)
 
@@ -221,31 +231,31 @@ def test_one_process_probes_an_account_that_is_open_again_and_the_others_wait() 
     row, demand = closed_for_long(), asks(60_000, calls=8)
     first, second = (book(demand, row, 0.0) for _ in range(2))
     first = book_again(demand, first, row, 3_601.0)
-    assert (first.is_probe, first.delay) == (True, 0)
+    assert (first.closed, first.delay) == (PROBE, 0)
     second = book_again(demand, second, row, 3_601.1)
-    assert (second.is_probe, second.delay, second.closed) == (False, SETTLES_S, "")
+    assert (second.delay, second.closed) == (SETTLES_S, "")
     new = book(demand, row, 3_602.0)
-    assert (new.is_probe, new.delay) == (False, SETTLES_S)
+    assert (new.closed, new.delay) == ("", SETTLES_S)
     end_probe(True, row, 3_603.0)
-    assert (book_again(demand, second, row, 3_604.0).delay, book(demand, row, 3_604.0).is_probe) == (0, False)
+    assert (book_again(demand, second, row, 3_604.0).delay, book(demand, row, 3_604.0).closed) == (0, "")
 
 
 def test_a_probe_that_is_refused_closes_the_account_and_one_that_tells_nothing_is_followed_by_another() -> None:
     row, demand = closed_for_long(), asks(60_000)
-    assert book(demand, row, 3_601.0).is_probe
+    assert book(demand, row, 3_601.0).closed == PROBE
     end_probe(False, row, 3_602.0)
-    assert book(demand, row, 3_602.0).is_probe
+    assert book(demand, row, 3_602.0).closed == PROBE
     close(3_600.0, row, 3_603.0, probe=True)
     end_probe(True, row, 3_603.0)
-    assert book(demand, row, 3_604.0).closed, "accepted too early to count"
-    assert book(demand, row, 7_300.0).is_probe
+    assert book(demand, row, 3_604.0).closed == CLOSED, "accepted too early to count"
+    assert book(demand, row, 7_300.0).closed == PROBE
 
 
 def test_the_probe_of_a_dead_process_is_waited_for_no_longer_than_its_time() -> None:
     row, demand = closed_for_long(), asks(60_000)
-    assert book(demand, row, 3_601.0).is_probe
+    assert book(demand, row, 3_601.0).closed == PROBE
     assert book(demand, row, 3_600.0 + PROBE_S).delay == SETTLES_S
-    assert book(demand, row, 3_602.0 + PROBE_S).is_probe
+    assert book(demand, row, 3_602.0 + PROBE_S).closed == PROBE
 
 
 # Money: a counter of the day.
@@ -385,6 +395,20 @@ def test_units_that_are_not_used_in_time_go_back() -> None:
     assert limiter.demand(CallSize(0), 1, 1.0).unused == Units(), "once"
     limiter.grant(Units(3.0), 1.0, in_time=False)
     assert limiter.demand(CallSize(0), 1, 1.0).unused == Units(3.0)
+
+
+def test_dollars_that_are_left_over_keep_their_day_and_end_with_it() -> None:
+    limiter, call = RateLimiter(RateLimits(600, usd_per_day=9.0), 0.0, is_granted=True), CallSize(0, 3.0)
+    limiter.grant(Units(1.0, usd=3.0), 0.0, 20)
+    limiter.grant(Units(1.0), 0.0, in_time=False)  # without dollars, and so without a day
+    assert limiter.reserve(call, 0.0) == Reservation(0, 0.0, 3.0, 20)
+    limiter.grant(Units(1.0, usd=2.0), 0.1, 20)
+    limiter.grant(Units(1.0, usd=1.0), 0.2, 21)
+    assert limiter.wait(call, 0.2) == float("inf"), "two of three dollars were of the day before"
+    assert limiter.demand(call, 1, 0.2).first.usd == 2.0
+    limiter.grant(Units(usd=2.0), 0.3, 21)
+    assert limiter.take_unused_money() == Reservation(0, 0.0, 3.0, 21)
+    assert limiter.take_unused_money().usd == 0
 
 
 def test_a_call_is_settled_by_what_it_used() -> None:

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, RateLimits, Task, TaskStatus
-from plait.runner.scheduling.own_limits import RateGate, RateLimiter
+from plait.runner.scheduling.own_limits import CallSize, RateGate, RateLimiter
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Account, Pause, SlotPool
 from tests.support.sharing import COMPLETED, run_all, wide
@@ -239,7 +239,7 @@ def test_runs_of_a_higher_priority_have_their_turn_at_a_limit_of_rate_first() ->
         return lambda: timers.remove(call)
 
     for name, priority in (("a", 0), ("b", 0), ("c", 5), ("d", 5)):
-        gate.join(name, (0, 0.0), partial(turns.append, name), start_timer, 1, priority)
+        gate.join(name, CallSize(0), partial(turns.append, name), start_timer, 1, priority)
     while timers:
         timers.pop()()
     assert turns == ["c", "d", "a", "b"]
