@@ -23,7 +23,7 @@ from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from math import inf
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple, Protocol, TypeAlias
 
 from plait.backends.backend_protocol import Allowance
@@ -256,7 +256,7 @@ class RateLimiter:
         self._day = 0
         self._ratio = _FIRST_RATIO
         self._output = _FIRST_OUTPUT if most_output is None else min(_FIRST_OUTPUT, most_output)
-        self._lock = Lock()
+        self._lock = RLock()
         self.change(limits, now)
 
     def change(self, limits: RateLimits, now: float) -> None:
@@ -350,10 +350,11 @@ class RateLimiter:
 
     def take_unused_money(self) -> Reservation:
         """Remove and return the dollars that were granted, and that no call has used."""
-        usd, bucket = 0.0, self._buckets.get("usd")
-        if isinstance(bucket, GrantedUnits):
-            usd, bucket.level, bucket.expired = bucket.level + bucket.expired, 0.0, 0.0
-        return Reservation(0, 0.0, usd, self._day)
+        with self._lock:
+            usd, bucket = 0.0, self._buckets.get("usd")
+            if isinstance(bucket, GrantedUnits):
+                usd, bucket.level, bucket.expired = bucket.level + bucket.expired, 0.0, 0.0
+            return Reservation(0, 0.0, usd, self._day)
 
     def _units(self, size: CallSize) -> Units:
         """Return what a call needs."""
@@ -423,8 +424,8 @@ class RateGate:
         self.limiter.lower(allowance, self._now())
 
     def take_unused_money(self) -> Reservation | None:
-        """Remove and return the dollars that were granted, and that nobody waits for any more.
-        None if there are none.
+        """Remove and return the dollars that were granted, and that no call has used; None if there are none, or if
+        another run waits for them.
         """
         if self._queue or not self.limiter.counts_money:
             return None

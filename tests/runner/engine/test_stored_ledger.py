@@ -23,7 +23,7 @@ from plait.persistence import MemoryStore
 from plait.persistence.tables import Reading
 from plait.runner.engine.stored_ledger import StoredLedger, change, list_accounts
 from plait.runner.scheduling.account_ledger import SETTLES_S, Row
-from plait.runner.scheduling.own_limits import CallSize, RateLimiter, Reservation, Units
+from plait.runner.scheduling.own_limits import CallSize, Grant, RateLimiter, Reservation, Units
 from plait.usage import Usage
 from tests.support.stores.postgres import worker_dsn
 
@@ -277,6 +277,43 @@ async def test_a_run_that_is_ended_leaves_no_money_reserved(tmp_path: Path, how:
         [row] = (await store.transact(list_accounts())).values()
         assert row["usd"]["reserved"] == 0.0
         assert row["usd"]["total"] >= 2.0
+
+
+async def test_what_a_run_is_granted_as_it_stops_goes_back(tmp_path: Path) -> None:
+    class Stopping(SQLiteStore):
+        stop: Callable[[], object]
+
+        async def transact(self, writing: Reading[Any]) -> Any:
+            result = await super().transact(writing)
+            if isinstance(result, Grant):
+                self.stop()
+            return result
+
+    backend = Paid()
+    async with Stopping(tmp_path / "runs.db") as store:
+        async with paying(store, backend, 20.0).start(DAG([Task("t", "p")])) as run:
+            store.stop = run.stop
+            await run.result()
+        [row] = (await store.transact(list_accounts())).values()
+    assert (backend.calls, row["usd"]["total"], row["usd"]["reserved"]) == (0, 0.0, 0.0)
+
+
+async def test_money_that_is_granted_to_a_cancelled_call_is_known(tmp_path: Path) -> None:
+    class Late:
+        done = anyio.Event()
+
+        async def transact(self, writing: Reading[Any]) -> Any:
+            result = await store.transact(writing)
+            self.done.set()
+            await anyio.lowlevel.checkpoint()
+            return result
+
+    limiter, late = RateLimiter(RateLimits(usd_per_day=5.0), 0.0, is_granted=True), Late()
+    async with SQLiteStore(tmp_path / "runs.db") as store, anyio.create_task_group() as group:
+        group.start_soon(StoredLedger(late, "a", Clock()).fill, limiter, CallSize(0, 2.0), 1, never)
+        await late.done.wait()
+        group.cancel_scope.cancel()
+    assert limiter.take_unused_money().usd == 2.0
 
 
 async def test_what_nobody_can_price_is_refused_under_a_limit_of_money(tmp_path: Path) -> None:
