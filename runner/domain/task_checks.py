@@ -186,7 +186,10 @@ class Checks:
         `checked` tasks, only the unknown names.
         """
         problems: list[Problem] = []
-        items_fit = checked or why_no_json([task.item for task in self._tasks]) is None
+        lists = [one for one in self._inputs.values() if isinstance(one, list)]  # see `inputs`
+        known = {id(element) for elements in lists for element in elements}
+        items = () if checked else [task.item for task in self._tasks if id(task.item) not in known]
+        items_fit = why_no_json(items) is None
         right: tuple[Any, ...] = ()  # the settings of the last task, without a problem: those of a list are the same
         for position, task in enumerate(self._tasks):
             upstream: dict[int, None] = {}
@@ -330,7 +333,9 @@ class Checks:
     def _in_prompts(self) -> Iterator[Problem | _Unless]:
         for position, task in enumerate(self._tasks):
             if _is_text(task.prompt) and "{" in task.prompt:
-                yield from self._text_problems(_Text(task, position, "prompt"), task.prompt, *parse_names(task.prompt))
+                names, mistakes = parse_names(task.prompt)
+                if task.item is None or names.names != _ITEM or names.results or names.inputs or mistakes:
+                    yield from self._text_problems(_Text(task, position, "prompt"), task.prompt, names, mistakes)
             for word in filter(_is_text, task.run):
                 yield from self._text_problems(_Text(task, position, "run"), word, *parse_names(word))
             if task.cwd is not None and _is_text(task.cwd):
@@ -349,8 +354,6 @@ class Checks:
     def _text_problems(
         self, text: _Text, words: str, names: PromptNames, mistakes: Sequence[PromptError]
     ) -> Iterator[Problem | _Unless]:
-        if text.task.item is not None and names.names == _ITEM and not (names.results or names.inputs or mistakes):
-            return
         for mistake in mistakes:
             yield text.problem(str(mistake), mistake.line)
         for name in sorted(names.names):

@@ -21,6 +21,7 @@ from datetime import date, time
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
+from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -262,7 +263,7 @@ def read_rows(
         if suffix == PARQUET:
             entries: Rows = row_entries(path)
         else:
-            entries = _entries((match[0] for match in _LINE.finditer(_decoded(data, path, where))), suffix)
+            entries = _entries(StringIO(_decoded(data, path, where), newline=""), suffix)
         rows = _checked(entries, path, where, max_rows if most is None else min(max_rows, most))
         if not rows:
             raise ValueError(f"{name!r} holds no rows")
@@ -465,14 +466,14 @@ def _json_lines(lines: Iterable[str], skip: int) -> Rows:
     decoder = _Decoder()
     for number, each in enumerate(lines, 1):
         line = each.rstrip("\r\n")
-        start = _after_blanks(line, 0)
+        start = 0 if line[:1] == "{" else _after_blanks(line, 0)
         if start == len(line):
             continue
         if skip:
             skip -= 1
             continue
         value, end = _json_at(decoder, line, start, number)
-        if end is not None and (rest := _after_blanks(line, end)) < len(line):
+        if end is not None and end < len(line) and (rest := _after_blanks(line, end)) < len(line):
             message = "this is not JSON: a line holds one value, and more text follows the value"
             yield PlanProblem(message, line=number, column=rest + 1)
         else:
@@ -552,8 +553,6 @@ def _after_blanks(text: str, start: int) -> int:
 
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|[\r\n])|[^\r\n]+")
-"""A line with its end: LF, CR or both."""
 _TOO_DEEP = f"this is nested deeper than {MAX_DEPTH} levels"
 
 
