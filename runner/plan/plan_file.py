@@ -85,7 +85,10 @@ _PlanT = TypeVar("_PlanT", bound="Plan")
 
 @value
 class Plan:
-    """A plan ready to run: `runner.run(plan.dag, policy=plan.policy)`."""
+    """A plan file, read and checked: `await Plan.load("plan.yaml").run(store="runs.db")` runs it.
+
+    With a runner of your own it is `await runner.run(plan.dag, policy=plan.policy)`.
+    """
 
     name: str
     """The name of the runs."""
@@ -98,7 +101,9 @@ class Plan:
     concurrency: Concurrency | None = None
     """The number of tasks running at once; None if not given."""
     priority: int = 0
-    """Before which other runs a run comes: `ParallelRunner(priority=plan.priority)`."""
+    """Of the runs that share slots or an account, those of a higher number come first:
+    `ParallelRunner(priority=plan.priority)`.
+    """
     path: Path = Path()
     """The plan file, or the base folder of relative paths for a plan from text."""
     prices: Mapping[str, Price] = field(default_factory=dict[str, Any])
@@ -112,7 +117,9 @@ class Plan:
     hosts: Mapping[str, HostsPart] = field(default_factory=dict[str, Any])
     """The groups of other machines, by name."""
     lengths: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The number of elements in the file of each input of which a pilot takes only the first ones, by name."""
+    """How many elements an input has in all, by its name, where the DAG has only the first ones: in a pilot (`limit`),
+    and if a run reads the rows as it goes.
+    """
 
     @property
     def folder(self) -> Path:

@@ -497,7 +497,7 @@ class Task:
     shared: bool = False
     """True for a command or an agent that may work in a folder while another one writes there."""
     check: Check | None = None
-    """What each answer has to pass."""
+    """What each answer has to pass before the task is completed."""
     join: Join = "all"
     """When the task starts. all: once all dependencies are done. any: once the first has completed; if none does, as
     with all. done: once all have ended, whatever happened, those that cannot start any more included. The prompt has
