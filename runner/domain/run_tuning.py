@@ -56,11 +56,6 @@ class Tuning:
         """The number of tasks at once by backend, None for the run."""
         return {one.backend: one.slots for one in self.changes.values() if one.slots is not None}
 
-    @property
-    def is_paused(self) -> bool:
-        """Whether the whole run is paused."""
-        return (pause := self.changes.get((None, False))) is not None and pause.paused is True
-
     def pause_of(self, backend: str) -> RunTuned | None:
         """Return why nothing starts on `backend`: the pause of the run, or that of the backend."""
         pauses = (self.changes.get((name, False)) for name in (None, backend))

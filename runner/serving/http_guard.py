@@ -1,4 +1,5 @@
-"""Checks between the socket and the routes: who may ask, from where, and how much; the sign-in of browsers.
+"""Checks between the socket and the routes: who may ask, from where, and how much; the token of a server, in its file,
+and the sign-in of browsers.
 
 Listening on the loopback alone does not keep web pages out: a browser on this machine carries the requests of a page to
 the server. So each request holds the token, which a browser adds by itself to no request of another page: the page of
@@ -36,10 +37,6 @@ _MAC_BYTES = 12
 _AGAIN = "; run `plait ui` again on the same store, and open the new address"
 
 
-class CodeRefused(Exception):  # noqa: N818 - an answer
-    """A code is refused, for the reason in the message."""
-
-
 class SignIn:
     """The codes of the server at `address` (`127.0.0.1:8377`) with `token`."""
 
@@ -57,20 +54,20 @@ class SignIn:
         return f"{content}.{self._mac('code', content)}"
 
     def redeem(self, code: str) -> str:
-        """Return the token for `code`. Raises CodeRefused."""
+        """Return the token for `code`. Raises ValueError with the reason for which it is refused."""
         content, _, mac = code.rpartition(".")
         server, _, rest = content.partition(".")
         if not rest or not code.isascii():
-            raise CodeRefused(f"this is not the whole code of an address of `plait ui`{_AGAIN}")
+            raise ValueError(f"this is not the whole code of an address of `plait ui`{_AGAIN}")
         if server != self._server:
-            raise CodeRefused(f"the code is of another server, or of one that has ended{_AGAIN}")
+            raise ValueError(f"the code is of another server, or of one that has ended{_AGAIN}")
         if not hmac.compare_digest(mac, self._mac("code", content)):
-            raise CodeRefused(f"the code is wrong: a part is missing or was changed{_AGAIN}")
+            raise ValueError(f"the code is wrong: a part is missing or was changed{_AGAIN}")
         if code in self._used:
-            raise CodeRefused(f"the code was used already, and is good for one sign-in{_AGAIN}")
+            raise ValueError(f"the code was used already, and is good for one sign-in{_AGAIN}")
         end = int(rest.partition(".")[0])
         if self._clock.wall() >= end:
-            raise CodeRefused(f"the code expired at {iso(end)}, {CODE_SECONDS} s after it was made{_AGAIN}")
+            raise ValueError(f"the code expired at {iso(end)}, {CODE_SECONDS} s after it was made{_AGAIN}")
         self._used.add(code)
         return self._token
 
@@ -379,7 +376,7 @@ def page_of_running_server(store: StorePlace, url: str, files_root: Path | None)
     challenge = secrets.token_urlsafe(_TOKEN_BYTES)
     connection = HTTPConnection(place.hostname or "", place.port, timeout=_ANSWERS_S)
     try:
-        connection.request("GET", f"/page/proof?challenge={challenge}")
+        connection.request("GET", f"{PROOF}?challenge={challenge}")
         proof = connection.getresponse().read(_MOST_PROOF_BYTES)
     except (OSError, HTTPException):
         return None

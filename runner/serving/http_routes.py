@@ -50,7 +50,7 @@ from plait.runner.views.view_models import (
 )
 from plait.statuses import RUN_DONE, TO_START, RunStatus
 
-_HTTP_KINDS = {404: "not_found", 405: "method_not_allowed"}
+_HTTP_KINDS = {401: "unauthorized", 403: "forbidden", 404: "not_found", 405: "method_not_allowed"}
 _INVALID = 422, "invalid_request"
 
 
@@ -471,24 +471,28 @@ class ServedRuns:
 
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
-        router = APIRouter(prefix="/api/runs", responses=DOCUMENTED, route_class=StrictJsonRoute)
+        router = APIRouter(prefix="/api", responses=DOCUMENTED, route_class=StrictJsonRoute)
         again: _Answers = {200: {"model": RunStatusBody, "description": "A run with this key exists already."}}
         if self.creates:
-            router.add_api_route("", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again})
-        router.add_api_route("", self.list_all, methods=["GET"])
-        router.add_api_route("/wake", self.wake, methods=["POST"])
-        router.add_api_route("/{run_id}", self.get, methods=["GET"], response_model=RunDetail)
-        router.add_api_route("/{run_id}/resume", self.resume, methods=["POST"])
-        router.add_api_route("/{run_id}/pause", self.pause, methods=["POST"])
-        router.add_api_route("/{run_id}/tune", self.tune, methods=["POST"])
-        router.add_api_route("/{run_id}/cancel", self.cancel, methods=["POST"])
-        router.add_api_route("/{run_id}/preview", self.preview, methods=["GET"], response_model=Preview)
-        router.add_api_route("/{run_id}/tasks/{task_id}", self.get_task, methods=["GET"], response_model=TaskDetail)
-        router.add_api_route("/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
-        router.add_api_route("/{run_id}/tasks/{task_id}/retry", self.retry, methods=["POST"])
-        router.add_api_route("/{run_id}/tasks/{task_id}/settle", self.settle, methods=["POST"])
+            router.add_api_route(
+                "/runs", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again}
+            )
+        router.add_api_route("/runs", self.list_all, methods=["GET"])
+        router.add_api_route("/runs/wake", self.wake, methods=["POST"])
+        router.add_api_route("/runs/{run_id}", self.get, methods=["GET"], response_model=RunDetail)
+        router.add_api_route("/runs/{run_id}/resume", self.resume, methods=["POST"])
+        router.add_api_route("/runs/{run_id}/pause", self.pause, methods=["POST"])
+        router.add_api_route("/runs/{run_id}/tune", self.tune, methods=["POST"])
+        router.add_api_route("/runs/{run_id}/cancel", self.cancel, methods=["POST"])
+        router.add_api_route("/runs/{run_id}/preview", self.preview, methods=["GET"], response_model=Preview)
         router.add_api_route(
-            "/{run_id}/tasks/{task_id}/continue", self.continue_task, methods=["POST"], response_model=ReplyView
+            "/runs/{run_id}/tasks/{task_id}", self.get_task, methods=["GET"], response_model=TaskDetail
+        )
+        router.add_api_route("/runs/{run_id}/tasks/{task_id}/answer", self.answer, methods=["POST"])
+        router.add_api_route("/runs/{run_id}/tasks/{task_id}/retry", self.retry, methods=["POST"])
+        router.add_api_route("/runs/{run_id}/tasks/{task_id}/settle", self.settle, methods=["POST"])
+        router.add_api_route(
+            "/runs/{run_id}/tasks/{task_id}/continue", self.continue_task, methods=["POST"], response_model=ReplyView
         )
         streamed: _Answers = {
             200: {"content": {"text/event-stream": {"itemSchema": ITEM_SCHEMA}}},
@@ -503,18 +507,13 @@ class ServedRuns:
                 yield event
 
         router.add_api_route(
-            "/{run_id}/events",
+            "/runs/{run_id}/events",
             events,
             methods=["GET"],
             response_class=EventSourceResponse,
             responses={**DOCUMENTED_BESIDE_OTHERS, **streamed},
         )
-        return router
-
-    def questions_router(self) -> APIRouter:
-        """Return the route of the questions of all runs."""
-        router = APIRouter(prefix="/api/questions", responses=DOCUMENTED)
-        router.add_api_route("", self.list_questions, methods=["GET"])
+        router.add_api_route("/questions", self.list_questions, methods=["GET"])
         return router
 
     async def create(self, new: NewRun, response: Response) -> RunStatusBody:

@@ -139,7 +139,6 @@ def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
     add_handlers(app)
     prepare_schemas()
     app.include_router(served.router())
-    app.include_router(served.questions_router())
     if sign_in is not None:
         app.include_router(files_router())
         app.include_router(PageApi(served.runs, sign_in, served.stopping).router())

@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from plait.errors import PlaitError
 from plait.runner.client.runs import Runs
 from plait.runner.domain.notify_target import linked_question
-from plait.runner.serving.http_guard import CodeRefused, SignIn, problem
+from plait.runner.serving.http_guard import PROOF, QUESTION, SIGN_IN, SignIn
 from plait.runner.serving.http_routes import AnswerBody, Received, SettleBody, StrictJsonRoute, open_stream
 from plait.runner.views.live_view import LiveView, ViewChange
 from plait.runner.views.result_rows import as_csv, as_json_lines
@@ -111,12 +111,12 @@ class PageApi:
 
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
-        router = APIRouter(prefix="/page", route_class=StrictJsonRoute, include_in_schema=False)
-        router.add_api_route("/sign-in", self.sign_in, methods=["POST"])
-        router.add_api_route("/proof", self.prove, methods=["GET"])
-        router.add_api_route("/question", self.question, methods=["POST"])
-        router.add_api_route("/runs/{run_id}/graph", self.graph, methods=["GET"])
-        router.add_api_route("/runs/{run_id}/rows", self.rows, methods=["GET"])
+        router = APIRouter(route_class=StrictJsonRoute, include_in_schema=False)
+        router.add_api_route(SIGN_IN, self.sign_in, methods=["POST"])
+        router.add_api_route(PROOF, self.prove, methods=["GET"])
+        router.add_api_route(QUESTION, self.question, methods=["POST"])
+        router.add_api_route("/page/runs/{run_id}/graph", self.graph, methods=["GET"])
+        router.add_api_route("/page/runs/{run_id}/rows", self.rows, methods=["GET"])
 
         async def live(
             stream: ObjectReceiveStream[ServerSentEvent] = Depends(self.open_live),  # noqa: B008 - the interface of FastAPI
@@ -124,15 +124,15 @@ class PageApi:
             async for event in stream:
                 yield event
 
-        router.add_api_route("/runs/{run_id}/live", live, methods=["GET"], response_class=EventSourceResponse)
+        router.add_api_route("/page/runs/{run_id}/live", live, methods=["GET"], response_class=EventSourceResponse)
         return router
 
     async def sign_in(self, given: SignInBody) -> Response:
         """Give the browser the token for a code."""
         try:
             return JSONResponse({"token": self._sign_in.redeem(given.code)})
-        except CodeRefused as refusal:
-            return JSONResponse(problem("unauthorized", str(refusal)), 401)
+        except ValueError as error:
+            raise HTTPException(401, str(error)) from None
 
     async def prove(self, challenge: str) -> Response:
         """Prove that this server holds the token."""

@@ -135,9 +135,8 @@ class LiveView:
             async for change in self._task_changes(run, self._task_id):
                 yield change
         throttled = await throttled_backends(self._store, run, now)
-        tuning = await read_tuning(self._store, run)
-        told = [event_sentence(one) for one in (*tuning.in_force, *throttled)]
-        head = {**view_json(run_view(run)), "throttled": told, "paused": tuning.is_paused}
+        tuned = (await read_tuning(self._store, run)).in_force
+        head = {**view_json(run_view(run)), "throttled": [event_sentence(one) for one in (*tuned, *throttled)]}
         news = head != self._head
         if news:
             self._head = head
