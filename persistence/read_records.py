@@ -204,7 +204,7 @@ def _task(run_id: str, row: Row) -> TaskRecord:
      *usage) = row
     if prompt_key is not None:
         prompt = _whole(prompt, prompt_key, large_prompt)
-    if (prompt_sum != checksum(task_id, prompt) or spec_sum != checksum(task_id, edges, spec)
+    if (prompt is None or prompt_sum != checksum(task_id, prompt) or spec_sum != checksum(task_id, edges, spec)
             or (answers is not None and answers_sum != checksum(task_id, answers)) or status not in TASK_STATUSES):
         raise damaged(run_id, f"task {task_id!r} (prompt, dependencies, options, answers)")
     is_damaged = False
@@ -216,16 +216,12 @@ def _task(run_id: str, row: Row) -> TaskRecord:
         text = data = None
     upstream = () if edges == "[]" else tuple(json.loads(edges))
     # By position: keyword arguments take a third longer over 10,000 tasks.
-    return _record(
+    return TaskRecord(
         task_id, position, prompt, upstream, backend, spec, status, attempt, text, data, error_kind, error, session_id,
         _usage(usage), took, started_at, ended_at, is_damaged, crashes, confirmed == 1, question, asked, answers,
         added_by,
     )
     # fmt: on
-
-
-_record: Callable[..., TaskRecord] = TaskRecord
-"""TaskRecord for values whose types the columns guarantee."""
 
 
 def list_attempts(run_id: str, task_id: str | None) -> Reading[tuple[AttemptRecord, ...]]:
@@ -365,6 +361,4 @@ def open_states(run_id: str, run: CachedRun) -> Reading[None]:
 def _state(row: Row) -> tuple[str, TaskState]:
     task_id, position, status, attempt, crashes = row[:5]
     started, took, usage = row[5:9], row[9], row[10:]
-    if status != "waiting_input":
-        return task_id, TaskState(position, status, attempt, crashes, started)
     return task_id, TaskState(position, status, attempt, crashes, started, usage=_usage(usage), duration_s=took)

@@ -14,6 +14,7 @@ import os
 import sqlite3
 from contextlib import contextmanager
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Final, Self, TypeVar, TypeVarTuple, cast
@@ -284,6 +285,11 @@ async def _on_a_thread(functions: _WholeFunctions) -> aiosqlite.Connection:
 
 
 def _change(connection: sqlite3.Connection, write: Write, rows: list[Row]) -> None:
+    if write.at_once > 1:
+        for start in range(0, len(rows), write.at_once):
+            some = rows[start : start + write.at_once]
+            connection.execute(tables.for_each_row(write, len(some)), [*chain.from_iterable(some)])
+        return
     changed = connection.executemany(tables.for_each_row(write), rows).rowcount
     if write.key and changed != len(rows):
         raise StoreError(f"the store is damaged: {len(rows) - changed} rows of {write.table} are missing")

@@ -204,22 +204,26 @@ class Write:
     values of a row: `columns`, by default all columns of the table, then those of the key.
     """
 
-    __slots__ = ("columns", "end", "key", "table")
+    __slots__ = ("at_once", "columns", "end", "key", "table")
 
-    def __init__(self, table: str, columns: str = "", key: str = "", *, end: str = "") -> None:
+    def __init__(self, table: str, columns: str = "", key: str = "", *, end: str = "", at_once: int = 1) -> None:
         self.table = table
         self.columns = tuple(columns.split() or COLUMNS[table])
         self.key = tuple(key.split())
         self.end = end
         """What follows the values of an insert."""
+        self.at_once = at_once
+        """The most rows of one insert in SQLite: many if they are short, because the connection keeps the values. Every
+        execution hands the interpreter lock over.
+        """
 
 
 @cache
-def for_each_row(write: Write) -> str:
-    """Return the statement for one row, in SQLite."""
+def for_each_row(write: Write, count: int = 1) -> str:
+    """Return the statement for one row, in SQLite; an insert for `count` rows."""
     if not write.key:
-        marks = ", ".join("?" * len(write.columns))
-        return f"INSERT INTO {write.table} ({', '.join(write.columns)}) VALUES ({marks}){write.end}"
+        marks = ", ".join([f"({', '.join('?' * len(write.columns))})"] * count)
+        return f"INSERT INTO {write.table} ({', '.join(write.columns)}) VALUES {marks}{write.end}"
     changed = ", ".join(f"{column} = ?" for column in write.columns)
     return f"UPDATE {write.table} SET {changed} WHERE {' AND '.join(f'{column} = ?' for column in write.key)}"
 
@@ -274,11 +278,9 @@ ADD_TEXT: Final = Write(
 )
 """Keeps a text that is there, but mends a damaged one."""
 ADD_RUN: Final = Write("runs", "run_id name status created_at settings_checksum settings_sha256 settings")
-ADD_TASK: Final = Write(
-    "tasks",
-    "run_id position task_id depends_on spec spec_checksum prompt_checksum prompt_sha256 prompt backend added_by",
-)
-ADD_TASK_USUALLY: Final = Write("tasks", "run_id position task_id depends_on spec spec_checksum prompt_checksum prompt")
+_ADDED = "run_id position task_id depends_on spec spec_checksum prompt_checksum"
+ADD_TASK: Final = Write("tasks", f"{_ADDED} prompt_sha256 prompt backend added_by")
+ADD_TASK_USUALLY: Final = Write("tasks", f"{_ADDED} prompt", at_once=32)
 """A NULL is bound five times as slowly as a text or a number, so a task without a backend of its own, with a short
 prompt, names only the columns that it needs. So does COMPLETE_USUALLY.
 """
@@ -297,7 +299,7 @@ COMPLETE_USUALLY: Final = Write("attempts", f"{_COMPLETED} session_id cost_usd m
 COMPLETE_FUNCTION: Final = Write("attempts", _COMPLETED)
 """The same by a backend without sessions, costs and models."""
 ADD_MESSAGE: Final = Write("messages")
-ADD_EVENT: Final = Write("events")
+ADD_EVENT: Final = Write("events", at_once=32)
 ADD_NOTE: Final = Write("notes")
 
 SET_HEAD: Final = Write(

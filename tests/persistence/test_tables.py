@@ -64,6 +64,7 @@ def test_the_statement_for_one_row() -> None:
     assert for_each_row(Write("notes", "run_id body", end=" ON CONFLICT DO NOTHING")) == (
         "INSERT INTO notes (run_id, body) VALUES (?, ?) ON CONFLICT DO NOTHING"
     )
+    assert for_each_row(Write("notes", "run_id body"), 2) == "INSERT INTO notes (run_id, body) VALUES (?, ?), (?, ?)"
     assert for_each_row(SET_STATUS) == "UPDATE tasks SET status = ? WHERE run_id = ? AND position = ?"
     assert ADD_NOTE.columns == tuple(COLUMNS["notes"])
 

@@ -77,6 +77,7 @@ def test_a_large_batch_takes_few_statements(tmp_path: Path) -> None:
         write_batch(connection, Batch(RUN, 1, 3, tuple(changes)), {})
     kinds = {re.sub(r"'[^']*'|\d+", "?", statement) for statement in statements_seen}
     assert len(kinds) < 20
+    assert sum(one.startswith("INSERT INTO events") for one in statements_seen) < len(changes) / 30
 
 
 def test_large_inputs_of_a_run_are_not_read_or_written_with_each_batch_and_each_list(tmp_path: Path) -> None:
