@@ -294,9 +294,11 @@ async def test_a_detached_run_goes_on_without_its_terminal(tmp_path: Path) -> No
     def shown() -> Any:
         return plait(tmp_path, "show", run_id, "--json").value
 
-    pid = shown()["owner"]["pid"]
-    assert os.getsid(pid) == pid, "no terminal ends it"
-    (tmp_path / "go").touch()
+    try:
+        pid = shown()["owner"]["pid"]
+        assert os.getsid(pid) == pid, "no terminal ends it"
+    finally:
+        (tmp_path / "go").touch()
     await until(lambda: shown()["status"] == "completed")
     assert shown()["tasks"][0]["text"] == "hello"
     assert plait(tmp_path, "run", "plan.yaml", "--detach").out.strip() == shown_last(tmp_path)["run_id"]
