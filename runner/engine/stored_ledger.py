@@ -138,6 +138,7 @@ class StoredLedger:
                 each(row, now)
             return function(row, now)
 
+        result: T | None = None
         try:
             with anyio.CancelScope(shield=True):
                 result = await self._store.transact(change(self._account, both))

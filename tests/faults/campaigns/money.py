@@ -395,7 +395,8 @@ def _in_leaps(account: Account, place: Path, of_all: Time, provider: Provider) -
             counted = row.get("usd", {"day": 0, "total": 0.0})
             bills = (bill_of(folder) for folder in place.glob("r*/"))
             spent = sum(cost for bill in bills for _, cost, day in bill if day == counted["day"])
-            if spent > counted["total"] + _CLOSE:
+            # A call that may cost more than the whole limit counts as the limit while it is under way.
+            if spent > counted["total"] + _CLOSE and counted["total"] < (account.usd_per_day or 0.0) - _CLOSE:
                 (place / "uncounted").write_text(f"{spent:.4f} spent, and {counted['total']:.4f} counted")
             return result
 
