@@ -259,10 +259,11 @@ async def test_a_key_needs_a_store_and_excludes_a_run_id_and_other_answers(store
 
 async def test_a_queued_run_of_a_higher_priority_gets_the_slots_first(store: Store) -> None:
     order: list[str] = []
+    are_started = anyio.Event()
 
     async def note(prompt: str) -> str:
         order.append(prompt)
-        await anyio.lowlevel.checkpoint()
+        await are_started.wait()
         return prompt
 
     runs = ParallelRunner(note, store=store, concurrency=1, shared_limits=True).runs
@@ -271,6 +272,7 @@ async def test_a_queued_run_of_a_higher_priority_gets_the_slots_first(store: Sto
     async with runs:
         await runs.start("low")
         await runs.start("high")
+        are_started.set()
         await runs.driven_to_end()
     first = order.index("high")
     assert order[first:] == ["high"] * 6 + ["low"] * (6 - first), "once it is there"
