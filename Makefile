@@ -33,7 +33,7 @@ help:
 	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
 	@echo "make demo-fleet"
 	@echo "             PostgreSQL, a Dask cluster and two runners on this machine: kills a worker and a runner on the way"
-	@echo "make test    the tests but the slow ones, about four minutes"
+	@echo "make test    the tests but the slow ones, about seven minutes"
 	@echo "make test-slow"
 	@echo "             the slow tests, about eight minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
 	@echo "make test-clis"

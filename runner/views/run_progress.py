@@ -150,6 +150,8 @@ class Progress:
             self.away[event.host] = event
             if event.since is None:
                 del self.away[event.host]
+            elif self.left is not None:  # was found to be away just before the stop
+                self.left = {**self.left, event.host: event.tasks}
         elif isinstance(event, events.RunCreated):
             self.limits = stored_limits(json.loads(event.settings))
         elif isinstance(event, events.RunCancelling):

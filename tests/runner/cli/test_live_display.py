@@ -9,7 +9,7 @@ import pytest
 
 from plait import DAG, Task, TaskStatus
 from plait.backends import Reply
-from plait.events import TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
+from plait.events import HostAway, TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
 from plait.runner.cli.terminal_output import as_line, last_cells
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line
@@ -203,6 +203,16 @@ def test_the_end_of_a_line_fits_however_wide_its_characters_are() -> None:
     assert last_cells("all of it", 5) == "…f it"
     assert last_cells("東京タワー", 6) == "…ワー"
     assert last_cells("東京", 1) == "…"
+
+
+def test_a_host_that_is_found_to_be_away_as_the_run_is_stopped_is_left_like_the_others() -> None:
+    progress = one_task()
+    progress.handle(HostAway(AT, "m1", AT, "timed out", ("a",)))
+    progress.leave()
+    progress.handle(HostAway(AT, "m2", AT, "timed out", ("b",)))
+    for host in ("m1", "m2"):
+        progress.handle(HostAway(AT, host, None, "timed out", ()))
+    assert progress.left == {"m1": ("a",), "m2": ("b",)}
 
 
 def test_added_tasks_are_counted_and_wait_for_what_they_depend_on() -> None:
