@@ -162,7 +162,9 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
         if options["dry_run"]:
             raise click.UsageError(f"--dry-run stores nothing; leave {flag} out")
         if options["like"] is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
-            raise click.UsageError(f"{flag} only stores the run; leave --like, --no-store, --strict and --hosts out")
+            raise click.UsageError(
+                f"with {flag} another process executes the run; leave --like, --no-store, --strict and --hosts out"
+            )
         return anyio.run(_queue, loaded, backend_set, options)
     if options["key"] is not None:
         raise click.UsageError("--key goes with --queue")

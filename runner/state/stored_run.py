@@ -111,10 +111,14 @@ class StoredRun:
 
     def require_task(self, task_id: str) -> None:
         """Raise TaskNotFound unless the run has the task."""
-        dag = self.state.dag
-        if task_id not in dag:
-            hint = nearest(task_id, (task.id for task in dag))
-            raise TaskNotFound(f"run {self.record.run_id} has no task {task_id!r}{hint}")
+        if task_id not in self.state.dag:
+            raise task_not_found(self.record.run_id, task_id, (task.id for task in self.state.dag))
+
+
+def task_not_found(run_id: str, task_id: str, there: Iterable[str]) -> TaskNotFound:
+    """Return the error for a task that is not `there` in the run."""
+    hint = nearest(task_id, there) or f"; `plait show {run_id}` lists them"
+    return TaskNotFound(f"run {run_id} has no task {task_id!r}{hint}")
 
 
 @value

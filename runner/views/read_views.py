@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio.to_thread
 
 from plait.clock_and_ids import Clock, iso, parse_time
-from plait.errors import PlaitError, StoreError, TaskNotFound, nearest
+from plait.errors import PlaitError, StoreError
 from plait.events import (
     OWN_LIMITS,
     BackendThrottled,
@@ -60,6 +60,7 @@ from plait.runner.state.stored_run import (
     stored_events,
     stored_record,
     stored_run,
+    task_not_found,
     tasks_beside,
 )
 from plait.runner.views.view_models import (
@@ -346,8 +347,7 @@ async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
     """Return the task of the run with the id `task_id`. Raises TaskNotFound, StoreError."""
     for task in await store.list_tasks(run.run_id, task_id) if is_utf8(task_id) else ():
         return task
-    hint = nearest(task_id, [task.task_id for task in await listed_tasks(store, run)])
-    raise TaskNotFound(f"run {run.run_id} has no task {task_id!r}{hint or f'; `plait show {run.run_id}` lists them'}")
+    raise task_not_found(run.run_id, task_id, [task.task_id for task in await listed_tasks(store, run)])
 
 
 async def task_detail(store: Store, run: RunRecord, task_id: str, now: float) -> TaskDetail:

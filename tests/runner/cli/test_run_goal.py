@@ -153,7 +153,10 @@ async def test_a_planner_that_only_plans_circles_fails_the_run(tmp_path: Path) -
         (("goal", "--backend", "oracle"), "'oracle' is not an available backend"),
         (("goal", "--backend", "antropic"), "plait: there is no backend 'antropic'; did you mean 'anthropic'?\n"),
         (("goal", "--backend", "openai", "--model", "m", "--key", "a"), "--key goes with --queue"),
-        (("goal", "--backend", "openai", "--model", "m", "--queue", "--no-store"), "--queue only stores the run"),
+        (
+            ("goal", "--backend", "openai", "--model", "m", "--queue", "--no-store"),
+            "with --queue another process executes the run",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_stored(

@@ -102,7 +102,7 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
         runner.runs.answer("r", "e", 1),
         runner.resume("r", answers={"e": 1}),
     ):
-        with pytest.raises(TaskNotFound, match="has no task 'e'"):
+        with pytest.raises(TaskNotFound, match=r"has no task 'e'; `plait show .* lists them"):
             await call
     with pytest.raises(PlaitError, match="task 'd' of run r is pending and has no conversation"):
         await runner.runs.continue_task("r", "d", "hello")
