@@ -1,4 +1,4 @@
-"""Runners and agents killed at any moment (tests/faults/campaigns/adoptions.py): a few cases, and the planted bugs."""
+"""Runners and agents killed at any moment (tests/faults/campaigns/adoptions.py): a few cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from plait.backends.process.process_table import HAS_PROC
 from tests.faults.campaigns import adoptions
-from tests.faults.campaigns.adoption_bugs import BUGS
 from tests.faults.campaigns.adoption_plans import drawn
 
 pytestmark = pytest.mark.slow
@@ -22,12 +21,6 @@ SHOWED_A_FAULT = 5
 @linux
 def test_whoever_dies_nothing_is_said_twice_and_nothing_left_alive() -> None:
     assert adoptions.play([0, 1, 2, SHOWED_A_FAULT]) == []
-
-
-@linux
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught(bug: str) -> None:
-    assert adoptions.is_caught(bug)
 
 
 def test_a_violation_names_its_seed_and_how_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def program(folder: Path, code: str, *words: str) -> Done:
 
 
 def test_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> None:
-    done = crashtest(tmp_path, "--kills", str(KILLS), "--json")
+    done = program(tmp_path, TWO_BUGS, "--kills", str(KILLS), "--json")
     assert done.code == 0, done.out + done.err
     value = done.value
     assert value["ok"] is True
@@ -70,7 +70,7 @@ def test_kills_at_every_boundary_lose_nothing(tmp_path: Path) -> None:
     assert value["acknowledged_results_lost"] == value["completed_tasks_executed_again"] == 0
     assert value["extra_attempts_per_task_in_flight"] == 1
     assert value["failure_rate_below"] == pytest.approx(3 / value["kills_landed"])
-    assert value["planted_bugs"] == {bug.name: True for bug in MUTANTS}
+    assert value["planted_bugs"] == {bug.name: True for bug in MUTANTS[:2]}
     assert list(tmp_path.iterdir()) == [], "the folder is left as it was"
 
 
@@ -81,7 +81,7 @@ from tests.faults.crashtest import campaign
 campaign.MUTANTS = campaign.MUTANTS[:2]
 main()
 """
-"""The test above has all of the planted bugs caught, which takes as long as fifty kills."""
+"""`make crashtest` has all of the planted bugs caught, which takes as long as fifty kills."""
 
 
 def test_a_few_kills_at_every_boundary_certify_a_plan_without_its_backends_and_its_store(tmp_path: Path) -> None:

@@ -15,8 +15,3 @@ def test_the_runs_of_killed_workers_are_taken_over_once(tmp_path: Path) -> None:
     wrong, took = fleet.play("postgres", tmp_path, 8)
     assert wrong == []
     assert took
-
-
-@pytest.mark.parametrize("bug", fleet.SHOWN)
-def test_a_planted_bug_is_caught(bug: str) -> None:
-    assert fleet.is_caught(bug)

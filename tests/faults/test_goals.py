@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import get_args
+from unittest import mock
+
+import pytest
 
 from plait.failpoints import FAILPOINTS
 from tests.faults.campaigns import (
@@ -39,6 +45,7 @@ from tests.faults.campaigns.bugs import TO_BE_SEEN
 from tests.faults.campaigns.goals import GOALS, reached
 from tests.faults.campaigns.report import Report
 from tests.faults.crashtest.mutants import MUTANTS
+from tests.support.hosts import bugs as host_bugs
 from tests.support.plans import engine
 
 
@@ -144,3 +151,26 @@ def test_every_mistake_has_a_method_that_plants_it() -> None:
         assert name in planted[module], mistake
     for name in METHODS:
         assert callable(importlib.import_module(f"tests.faults.campaigns.{name}").run)
+
+
+PLANTINGS: dict[str, dict[str, Callable[[], AbstractContextManager[object]]]] = {
+    "accounts": {name: plant for name, (plant, _, _) in accounts.BUGS.items()},
+    "acts": {name: partial(mock.patch.object, where, what, **how) for name, (where, what, how) in acts.BUGS.items()},
+    "adoptions": {name: bug.planted for name, bug in adoption_bugs.BUGS.items()},
+    "cancels": {**cancel_bugs.BUGS},
+    "hosts": {**host_bugs.BUGS},
+    "machine": {**machine.BUGS},
+    "money": {**money.BUGS},
+    "notice_kills": {**notice_kills.BUGS},
+    "parking": {**parking.BUGS},
+    "schedules": {**schedule_bugs.BUGS},
+    "servers": {**server_bugs.BUGS},
+}
+
+
+@pytest.mark.parametrize("method", PLANTINGS)
+def test_what_is_changed_by_a_planted_bug_is_there(method: str) -> None:
+    """They are played at night alone, and code that was renamed is noticed here."""
+    for plant in PLANTINGS[method].values():
+        with plant():
+            pass

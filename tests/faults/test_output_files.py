@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("apsw", reason="records the disk through apsw, of the extra `test`")
 
-from tests.faults.campaigns import files, machine, slow
+from tests.faults.campaigns import files, slow
 from tests.support.stores import slow_disk, system_calls
 
 pytestmark = pytest.mark.slow
@@ -32,8 +32,3 @@ def test_a_file_is_the_old_one_or_the_new_one_whole() -> None:
 )
 def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path, settings: dict[str, int]) -> None:
     assert slow.without_space(slow_disk.build(tmp_path), tmp_path / "run", settings) == []
-
-
-@pytest.mark.parametrize("bug", machine.BUGS)
-def test_the_state_machine_sees_a_planted_bug(bug: str) -> None:
-    assert machine.is_caught(bug)

@@ -32,8 +32,3 @@ def test_a_disk_that_fails_is_told_and_leaves_whole_results(shim: Path, tmp_path
 @pytest.mark.parametrize("place", [1, 3, 5])
 def test_a_process_that_dies_after_a_failed_sync_leaves_whole_results(shim: Path, tmp_path: Path, place: int) -> None:
     assert slow.killed(shim, tmp_path / "run", place) == []
-
-
-@pytest.mark.parametrize("sabotage", slow.PLANTED)
-def test_a_planted_bug_is_seen(shim: Path, tmp_path: Path, sabotage: slow.Sabotage) -> None:
-    assert slow.PLANTED[sabotage](shim, tmp_path / "run")

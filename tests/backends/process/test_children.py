@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -25,8 +24,3 @@ def test_a_killed_run_leaves_no_server_and_the_next_start_has_its_own(tmp_path: 
     servers = engine.servers(tmp_path)
     assert len(set(servers)) == 2
     assert engine.within(60, lambda: not any(engine.is_alive(pid) for pid in servers))
-
-
-@pytest.mark.parametrize("sabotage", get_args(engine.Sabotage))
-def test_a_planted_bug_is_caught(sabotage: engine.Sabotage) -> None:
-    assert children.is_caught(sabotage)

@@ -34,12 +34,6 @@ def test_a_run_has_one_owner_and_records_no_other(kind: two.Kind) -> None:
     assert wrong == []
 
 
-@linux
-@pytest.mark.parametrize("sabotage", two.PLANTED)
-def test_a_planted_bug_is_seen(sabotage: two.Sabotage) -> None:
-    assert two.is_caught(sabotage, seed=1)
-
-
 def test_the_command_says_with_its_exit_code_that_another_took_the_run(tmp_path: Path) -> None:
     plans.make(
         tmp_path, "  - {id: a, prompt: a}\n  - {id: b, prompt: b, backend: wait, depends_on: [a]}\n", wait="wait"
