@@ -1,7 +1,8 @@
-"""Stand-ins with a script: a backend that holds conversations, and a clock that does not wait."""
+"""Stand-ins with a script: a backend that holds conversations, a clock that does not wait, delays that are short."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import TracebackType
 
@@ -132,3 +133,10 @@ def failing(kind_error: BackendError, times: int, then: Answer = echo) -> Answer
         return kind_error if left[prompt] >= 0 else then(prompt, request)
 
     return answer
+
+
+class ShortDelays(random.Random):
+    """A runner's `rng` with which a task that was cut by a death waits two milliseconds, and not up to two seconds."""
+
+    def random(self) -> float:
+        return 0.001

@@ -42,6 +42,7 @@ from plait.runner.scheduling import scheduler
 from plait.statuses import TASK_DONE
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.acting_plans import CANCELLED, CORRECTION, Oracle, answer, random_plan, written
+from tests.support.fakes import ShortDelays
 
 PLANS: Final[dict[Scale, int]] = {"quick": 25, "nightly": 500}
 KILLED: Final[dict[Scale, tuple[int, int]]] = {"quick": (2, 4), "nightly": (500, 4)}
@@ -51,11 +52,6 @@ KILLED_EVERYWHERE: Final[dict[Scale, int]] = {"quick": 0, "nightly": 20}
 AT_ONCE = 3
 MOST_VIOLATIONS = 20
 PLANTED_CASES = 60
-
-
-class _NoDelay(random.Random):
-    def random(self) -> float:
-        return 0.0
 
 
 class Case:
@@ -78,7 +74,7 @@ class Case:
 
     def runner(self, store: Store, say: Callable[[str], Any]) -> ParallelRunner:
         backends = {"command": CommandBackend(cwd=self.folder)}
-        return ParallelRunner(say, backends=backends, store=store, concurrency=AT_ONCE, rng=_NoDelay())
+        return ParallelRunner(say, backends=backends, store=store, concurrency=AT_ONCE, rng=ShortDelays())
 
     def commands(self) -> Counter[str]:
         """Return how often each command was begun."""

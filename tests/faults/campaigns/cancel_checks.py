@@ -15,6 +15,7 @@ from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRec
 from plait.statuses import TASK_DONE
 from tests.faults.campaigns.cancel_calls import DIAMOND, RUN, TEXTS, Server
 from tests.support.cancelling import Cancelled
+from tests.support.fakes import ShortDelays
 
 
 def outcome_of(cancelled: Cancelled) -> list[str]:
@@ -114,7 +115,7 @@ async def standing(store: SQLiteStore, server: Server) -> Hashable:
 
 async def come_to_its_end(store: SQLiteStore, server: Server) -> list[str]:
     """Go on with the run, or run it where there is none."""
-    runner = ParallelRunner(server, store=store)
+    runner = ParallelRunner(server, store=store, rng=ShortDelays())
     record = await store.get_run(RUN)
     if record is None:
         result = await runner.run(DIAMOND, RUN)

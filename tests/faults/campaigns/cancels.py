@@ -37,6 +37,7 @@ from tests.faults.campaigns.cancel_checks import (
 )
 from tests.faults.campaigns.report import Report, Scale
 from tests.support.cancelling import HOWS, Cancelled, How
+from tests.support.fakes import ShortDelays
 
 MOST_VIOLATIONS = 20
 SHOW_BUGS = ("SQLiteStore.write", "SQLiteStore.close", "resume after a crash", "run")
@@ -140,7 +141,8 @@ class Sweep:
         if call.opened:
             await store.__aenter__()
             found = await store.get_run(RUN)
-        scene = Scene(store, ParallelRunner(server, store=store, concurrency=self._concurrency))
+        runner = ParallelRunner(server, store=store, concurrency=self._concurrency, rng=ShortDelays())
+        scene = Scene(store, runner)
         await cancelled.call(lambda: _made(call, scene))
         wrong = outcome_of(cancelled) + tasks_left() + files_left(path)
         try:

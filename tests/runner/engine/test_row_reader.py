@@ -556,7 +556,7 @@ def test_the_commands_show_the_last_tasks_and_export_all(tmp_path: Path, monkeyp
 
 
 _CUT = f"""
-import asyncio, os, signal, sys
+import asyncio, os, random, signal, sys
 from plait import ParallelRunner, SQLiteStore, failpoints
 from plait.runner.engine import row_reader
 from plait.runner.plan import plan_file, plan_inputs
@@ -564,6 +564,10 @@ from plait.runner.plan.plan_file import Plan
 
 plan_file.MAX_MADE = {MOST}
 plan_inputs.ROWS_AT_ONCE = row_reader.ROWS_AT_ONCE = {AT_ONCE}
+
+class NoDelay(random.Random):
+    def random(self):
+        return 0.0
 
 async def work(prompt):
     with open("log", "a") as file:
@@ -586,7 +590,8 @@ async def main():
     async with SQLiteStore("runs.db") as store:
         if cut:
             failpoints.on_reach = die
-        runner = ParallelRunner(work, backends={{"fast": work, "collect": collect}}, store=store, concurrency=1)
+        backends = {{"fast": work, "collect": collect}}
+        runner = ParallelRunner(work, backends=backends, store=store, concurrency=1, rng=NoDelay())
         if how == "first":
             await runner.run(Plan.load("plan.yaml").dag, "r")
         else:

@@ -14,10 +14,14 @@ from plait.failpoints import FAILPOINTS
 pytestmark = pytest.mark.slow
 
 _SCRIPT = """
-import asyncio, json, os, shutil, signal, sys
+import asyncio, json, os, random, shutil, signal, sys
 from plait import DAG, MemoryStore, ParallelRunner, PersonBackend, SQLiteStore, Task
 from plait import failpoints
 from plait.events import TaskCompleted
+
+class NoDelay(random.Random):
+    def random(self):
+        return 0.0
 
 HERE = os.getcwd()
 LIST = {"type": "array"}
@@ -55,7 +59,9 @@ def dag(d):
 
 def runner(store):
     backends = {"say": say, "person": PersonBackend()}
-    return ParallelRunner(backends=backends, default="say", store=store, on_question=answer, concurrency=2)
+    return ParallelRunner(
+        backends=backends, default="say", store=store, on_question=answer, concurrency=2, rng=NoDelay()
+    )
 
 async def follow(run):
     async with run:
