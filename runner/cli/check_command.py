@@ -22,6 +22,7 @@ from plait.runner.drawing.dag_layout import layers
 from plait.runner.engine.answer_check import play_again
 from plait.runner.engine.run_options import DEFAULT_BACKEND, StorePlace, open_store, policy_backends
 from plait.runner.plan import plan_schema
+from plait.runner.plan.condition_play import Play, as_literal
 from plait.runner.plan.plan_file import Plan
 from plait.runner.policies.goal_policy import OrchestratorPolicy
 from plait.runner.policies.step_workflow import Workflow
@@ -32,6 +33,7 @@ from plait.statuses import TaskStatus
 _LONGEST_GOAL = 100  # characters
 _LONGEST_COMMAND = 60  # characters
 _MOST_LINES = 10  # of the output of a check that fails
+_MOST_BRANCHES = 20  # that are printed
 _LONGEST_PATH = 12  # tasks of the critical path that are printed
 
 
@@ -135,8 +137,16 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
             f"  rows          {as_line(name)}: {lines:,} lines, read as the run goes; counted here are the first"
         )
     for name, call in facts["calls"].items():
-        rounds = f", {counted(call['rounds'], 'round')} at most" if call["rounds"] else ""
-        print_line(f"  {'loop' if rounds else 'plan'}          {name}: {', '.join(call['tasks'])}{rounds}")
+        rounds, until = call["rounds"], as_line(call["until"] or "", _LONGEST_COMMAND)
+        ends = f", {counted(rounds, 'round')} at most, until {until}" if rounds else ""
+        print_line(f"  {'loop' if rounds else 'plan'}          {name}: {', '.join(call['tasks'])}{ends}")
+    for branch in facts["branches"][:_MOST_BRANCHES]:
+        case: str | dict[str, Any] = branch["if"]
+        if not isinstance(case, str):
+            case = " and ".join(f"{field} is {as_literal(one)}" for field, one in case.items())
+        print_line(f"  branch        {as_line(case)}: {', '.join(branch['tasks']) or 'no branch'}")
+    if (left := len(facts["branches"]) - _MOST_BRANCHES) > 0:
+        print_line(f"  branch        {left:,} more, listed by --json")
     for name, backend in facts["backends"].items():
         kind = backend["kind"] or "chosen when it is run"
         where = f" on {as_line(backend['on'])}" if "on" in backend else ""
@@ -171,10 +181,12 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
             task.id: {
                 "tasks": [part["id"] for part in cast("list[Any]", task.call.plan["tasks"])],
                 "rounds": task.call.max if task.call.is_loop else None,
+                "until": task.call.until,
             }
             for task in dag
             if task.call is not None
         },
+        "branches": Play().branches(dag),
         "backends": {name: _backend_facts(plan, name, number) for name, number in used.items()},
         **({} if dag.rows_file is None else {"rows": plan.lengths}),
     }

@@ -31,6 +31,7 @@ from plait.json_form import JsonInput, JsonValue, value
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import workspace
 from plait.runner.domain.task_checks import missing_fields
+from plait.runner.plan.condition_play import Play
 from plait.runner.plan.plan_inputs import FirstRows, SuppliedValues, input_values, no_input
 from plait.runner.plan.plan_mistakes import describe, explain, in_folder
 from plait.runner.plan.plan_models import (
@@ -207,7 +208,8 @@ def _build(
     folder = path if path.is_dir() else path.parent
     if names_default:
         _name_default(part)
-    called = CalledPlans(part, source, folder, names_default=names_default)
+    play = Play()
+    called = CalledPlans(part, source, folder, play, names_default=names_default)
     called.write_out(part, source, folder, (path.resolve(),))
     if not names_default and (called.runs_commands or _runs_commands(part)):
         part.backends.setdefault(COMMAND_BACKEND, CommandSpec(kind="command"))
@@ -221,7 +223,7 @@ def _build(
     values = input_values(part.inputs, supplied, source, _most_rows(part)) if part.inputs or supplied.overrides else {}
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
     functions = {} if names_default else _parameters(part.backends, path if path.is_dir() else path.parent)
-    dag, policy = _work(part, values, name, supplied.folder, source, limit=limit, functions=functions)
+    dag, policy = _work(part, values, name, supplied.folder, source, limit=limit, functions=functions, play=play)
     if with_functions and dag is not None:
         _look_up_folders(part, dag, folder, source)
     if source.problems or dag is None:
@@ -263,6 +265,7 @@ def _work(
     *,
     limit: int | None,
     functions: Mapping[str, Sequence[tuple[str, bool]]],
+    play: Play,
 ) -> tuple[DAG | None, Policy | None]:
     """Return the initial DAG and the policy of the plan's runs."""
     growth = None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth, limit)
@@ -276,7 +279,9 @@ def _work(
         return (None if workflow is None else workflow_dag(workflow, values, growth, source)), workflow
     if not part.tasks and source.problems:
         return None, None
-    dag = PlanTasks(part, values, source, folder, functions=functions).dag(name, growth)
+    tasks = PlanTasks(part, values, source, folder, functions=functions)
+    if (dag := tasks.dag(name, growth)) is not None:
+        play.report(dag, tasks.origins, source)
     if not part.follow_ups:
         return dag, None
     follow_ups = follow_ups_of(part, source)
@@ -459,8 +464,9 @@ class CalledPlans:
     to those of the calling plan, unless it has others of the same names.
     """
 
-    def __init__(self, root: PlanPart, source: Source, folder: Path, *, names_default: bool) -> None:
+    def __init__(self, root: PlanPart, source: Source, folder: Path, play: Play, *, names_default: bool) -> None:
         self._root = root
+        self._play = play
         self._source = source
         self._folder = folder.resolve()
         self._names_default = names_default
@@ -615,11 +621,11 @@ class CalledPlans:
         if not self._names_default:
             _check_settings(part, source)
         tasks = PlanTasks(part, inputs, source, folder)
-        dag = tasks.dag("", None)
+        if (dag := tasks.dag("", None)) is not None:
+            self._play.report(dag, tasks.origins, source)
         names = [task.id for task in part.tasks]
         texts = [("returns", names_in(part.returns))] if "returns" in part.model_fields_set else []
         if isinstance(call, LoopPart):
-            self._check_codes(call, part, source)
             texts.append(("until", condition_names(call.until)))
         for key, (used, mistakes) in texts:
             # The condition stands in the loop, the result in the plan.
@@ -633,8 +639,7 @@ class CalledPlans:
         if dag is None:
             return {"tasks": []}
         if isinstance(call, LoopPart):
-            for path, message in missing_fields(call.until, {task.id: task for task in dag}.get):
-                caller.complain((*loop_at, "until"), f"`until` uses {{{{ {path} }}}}, {message}")
+            self._check_until(call, part, dag, source, caller, (*loop_at, "until"))
         for index, task in enumerate(part.tasks):
             if task.output == "tasks" and task.output_schema is None and function_of(task, part) is None:
                 part.tasks[index] = task.model_copy(update={"output_schema": TASKS_SCHEMA})
@@ -645,12 +650,22 @@ class CalledPlans:
             **({"returns": part.returns} if part.returns is not None else {}),
         }
 
-    def _check_codes(self, loop: LoopPart, part: PlanPart, source: Source) -> None:
-        """Report a condition on the exit code of a command that completes with one code alone."""
+    def _check_until(self, loop: LoopPart, part: PlanPart, dag: DAG, source: Source, caller: Source, at: Where) -> None:
+        """Report a condition on a field that is never there, on the exit code of a command that completes with one code
+        alone, and one that is never true.
+        """
+        task_of, before = {task.id: task for task in dag}.get, len(caller.problems) + len(source.problems)
+        for path, message in missing_fields(loop.until, task_of):
+            caller.complain(at, f"`until` uses {{{{ {path} }}}}, {message}")
         for index, task in enumerate(part.tasks):
             if task.run and task.codes == [0] and re.search(rf"\b{re.escape(task.id)}\.code\b", loop.until):
                 message = f"`until` asks for the exit code of {task.id!r}, but a code other than 0 fails the task and "
                 source.complain(("tasks", index, "run"), f"{message}ends the loop; add `codes: any` to the task")
+        if len(caller.problems) + len(source.problems) > before:
+            return
+        if (played := self._play.of(loop.until, task_of)) is not None and (reason := played.mistake()):
+            rounds = f"the loop fails after round {loop.max:,}" if loop.max > 1 else "the loop fails"
+            caller.complain(at, f"this condition is never true, so {rounds}: {reason}")
 
 
 def _runs_commands(part: PlanPart) -> bool:

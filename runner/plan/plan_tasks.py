@@ -92,8 +92,8 @@ class PlanTasks:
         self._fields: dict[str, dict[str, None]] = {}
         self._width, self._first, self._behind = 0, 0, list[str]()
         """Of a file that is read as the run goes, what RowsFile says of the tasks."""
-        # For each task of the run: the index in the file, and whether the task is the first of its family.
-        self._origins: list[tuple[int, bool]] = []
+        self.origins: list[tuple[int, bool]] = []
+        """For each task of the run: the index in the file, and whether the task is the first of its family."""
         self._by_id = {part.id: part for part in self._parts}
         self._hints = MOST_HINTS
         self._complain = source.complain
@@ -158,17 +158,17 @@ class PlanTasks:
                 for number, each in enumerate([task] if task.repeat == 1 else with_samples([task])):
                     tasks.append(each)
                     is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
-                    self._origins.append((index, place == 0 and is_first))
+                    self.origins.append((index, place == 0 and is_first))
                     if families.waits_for_rows(part):
                         self._behind.append(each.id)
         if over is not None:  # those of no row, then row by row
             own: tuple[list[int], list[int]] = [], []
-            for place, (index, _) in enumerate(self._origins):
+            for place, (index, _) in enumerate(self.origins):
                 own[parts[index].id in rows].append(place)
             count, (places, of_rows) = len(self._items[over]), own
             self._width, self._first = len(rows), len(places)
             places += [place for number in range(count) for place in of_rows[number::count]]
-            tasks, self._origins = [tasks[place] for place in places], [self._origins[place] for place in places]
+            tasks, self.origins = [tasks[place] for place in places], [self.origins[place] for place in places]
         return tasks
 
     def _can_be_read(self, parts: Sequence[TaskPart], over: str, families: Families) -> bool:
@@ -242,7 +242,7 @@ class PlanTasks:
             named = ("inputs", problem.name) if problem.name is not None else (problem.field,) if problem.field else ()
             self._complain(named, problem.message)
             return
-        index, first = self._origins[problem.position]
+        index, first = self.origins[problem.position]
         # Members of a family share prompt and dependencies, and therefore mistakes. Aliases are generated; a wrong
         # alias follows from a mistake already reported. Schemas are checked with their positions.
         follows = problem.field in {"aliases", "output_schema"} or (problem.lacks_dependency and index in self._lost)

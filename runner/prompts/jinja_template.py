@@ -58,6 +58,8 @@ class Template:
 
     names: PromptNames
     mistakes: Sequence[PromptError]
+    compared: tuple[Sequence[Sequence[str | int]], Sequence[object]] | None = None
+    """What a condition that only compares reads, each name with its keys, and its literals; None for another text."""
 
     def __init__(self, prompt: str, *, is_condition: bool = False) -> None:
         self._lines = prompt.splitlines()
@@ -68,6 +70,9 @@ class Template:
             tree = _parse_expression(prompt) if is_condition else _environment().parse(prompt)
             self.names, self.mistakes = check_template(tree, prompt, _functions())
             self._compiled = None if self.mistakes else _compile(tree)
+            paths, literals = list[Sequence[str | int]](), list[object]()
+            if is_condition and all(_compares(node, paths, literals) for node in tree.body[0].iter_child_nodes()):
+                self.compared = paths, literals
         except TemplateSyntaxError as error:
             raise _syntax(prompt, error, is_condition=is_condition) from error
         except (RecursionError, MemoryError, SyntaxError) as error:
@@ -152,6 +157,38 @@ def _parse_expression(text: str) -> nodes.Template:
     tree = nodes.Template([output], lineno=1)
     tree.set_environment(_environment())
     return tree
+
+
+_COMPARING = (nodes.And, nodes.Or, nodes.Not, nodes.Compare, nodes.Operand, nodes.List, nodes.Tuple, nodes.Neg)
+
+
+def _compares(node: nodes.Node, paths: list[Sequence[str | int]], literals: list[object]) -> bool:
+    """Return whether an expression only compares fields and literals, which are added to the lists."""
+    match node:
+        case nodes.Const(value=value):
+            literals += value if isinstance(value, list | tuple) else [value]  # jinja2 folds constants
+            return True
+        case nodes.Name() | nodes.Getattr() | nodes.Getitem():
+            keys: list[str | int] = []
+            while not isinstance(node, nodes.Name):
+                match node:
+                    case (
+                        nodes.Getattr(node=owner, attr=key)
+                        | nodes.Getitem(node=owner, arg=nodes.Const(value=str(key) | int(key)))
+                    ):
+                        node, keys = owner, [key, *keys]
+                    case _:
+                        return False
+            paths.append([node.name, *keys])
+            return True
+        case nodes.And() | nodes.Or() | nodes.Not() if any(
+            isinstance(side, nodes.Const) for side in node.iter_child_nodes()
+        ):
+            return False  # switched on or off by its author
+        case _:
+            return isinstance(node, _COMPARING) and all(
+                _compares(inner, paths, literals) for inner in node.iter_child_nodes()
+            )
 
 
 def _syntax(prompt: str, error: TemplateSyntaxError, *, is_condition: bool) -> PromptError:

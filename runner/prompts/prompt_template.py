@@ -257,6 +257,13 @@ def condition_names(condition: str) -> tuple[PromptNames, Sequence[PromptError]]
     return template.names, template.mistakes
 
 
+def compared(condition: str) -> tuple[Sequence[Sequence[str | int]], Sequence[object]] | None:
+    """Return what `condition` reads, each name with its keys, and its literals; None if it has mistakes, or does
+    more than compare.
+    """
+    return None if condition_names(condition)[1] else _compiled(condition, is_condition=True).compared
+
+
 def check_texts(check: Check) -> Iterator[tuple[str, PromptNames, Sequence[PromptError]]]:
     """Yield each template of a check with the names that it uses, as far as they can be read, and its mistakes. The
     name `answer`, of the checked answer, is left out.

@@ -123,6 +123,40 @@ def test_check_lists_mistakes(tmp_path: Path) -> None:
     assert (told.code, told.value["ok"], told.value["problems"][0]["line"]) == (2, False, 6)
 
 
+def test_check_plays_branches_and_loops(tmp_path: Path) -> None:
+    kinds = "output_schema: {type: object, properties: {kind: {enum: [bug, idea, other]}}}"
+    tasks = f"""
+  - {{id: sort, prompt: x, backend: data, {kinds}}}
+  - {{id: fix, prompt: x, depends_on: sort, when: "{{{{ sort.kind }}}} == 'bug'"}}
+  - {{id: note, prompt: x, depends_on: sort, when: "{{{{ sort.kind }}}} == 'idea'"}}
+  - {{id: ask, prompt: x, depends_on: fix, when: "{{{{ fix }}}} != 'done'"}}
+  - id: work
+    loop: {{tasks: [{{id: test, run: [ls], codes: any}}], until: "{{{{ test.code }}}} == 0", max: 4}}
+"""
+    make(tmp_path, tasks, data="classify")
+    done = plait_here(tmp_path, "check", "plan.yaml")
+    assert done.out.splitlines()[2:7] == [
+        "  loop          work: test, 4 rounds at most, until {{ test.code }} == 0",
+        "  branch        sort.kind is 'bug': fix",
+        "  branch        sort.kind is 'idea': note",
+        "  branch        sort.kind is 'other': no branch",
+        "  branch        {{ fix }} != 'done': ask",
+    ]
+    value = plait_here(tmp_path, "check", "plan.yaml", "--json").value
+    assert value["branches"][2:] == [
+        {"if": {"sort.kind": "other"}, "tasks": []},
+        {"if": "{{ fix }} != 'done'", "tasks": ["ask"]},
+    ]
+    assert value["calls"] == {"work": {"tasks": ["test"], "rounds": 4, "until": "{{ test.code }} == 0"}}
+    assert calls(tmp_path) == []
+
+    make(tmp_path, tasks.replace("'idea'", "'ideas'"), data="classify")
+    done = plait_here(tmp_path, "check", "plan.yaml")
+    message = "this condition is never true: sort.kind is 'bug', 'idea' or 'other'; did you mean 'idea'?"
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("plan.yaml:10:51: tasks[2].when: " + message)
+
+
 def test_runs_are_listed_newest_first(folder: Path) -> None:
     runs = plait_here(folder, "runs", "--json").value
     assert [run["run_id"] for run in runs] == sorted((run["run_id"] for run in runs), reverse=True)
