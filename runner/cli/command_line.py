@@ -86,9 +86,23 @@ long as printing the help.
 """
 COMMANDS = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 BESIDE = {"budget": "runs", "try": "fork", "tune": "pause", "retry": "pause", "wake": "worker"}
-"""The subcommands that stand in the module, and in the line of the help, of another one."""
-_UNLISTED = frozenset({"host"})
-"""`plait run` starts `plait host` over ssh."""
+"""The subcommands that stand in the line of the help of another one."""
+_MODULES: Mapping[str, str] = {
+    command: module
+    for module, commands in {
+        "run_commands": "run resume fork try",
+        "check_commands": "check doctor",
+        "store_commands": "runs budget gc",
+        "show_commands": "show diff graph",
+        "log_command": "log",
+        "steer_commands": "answer continue pause tune retry cancel",
+        "serve_commands": "serve ui mcp worker wake",
+        "export_command": "export",
+        "host_command": "host",  # in no help: `plait run` starts it over ssh
+    }.items()
+    for command in commands.split()
+}
+"""The module of each subcommand."""
 FORMER_WORDS = {
     "completion": "plait --completion SHELL",
     "crashtest": "make crashtest",
@@ -112,9 +126,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - signature of click
         """Import and return the subcommand `cmd_name`; None for an unknown name."""
-        if cmd_name not in COMMANDS and cmd_name not in BESIDE and cmd_name not in _UNLISTED:
+        if cmd_name not in _MODULES:
             return None
-        module = import_module(f"plait.runner.cli.{BESIDE.get(cmd_name, cmd_name)}_command")
+        module = import_module(f"plait.runner.cli.{_MODULES[cmd_name]}")
         return cast("click.Command", getattr(module, f"{cmd_name}_command"))
 
     def resolve_command(
@@ -123,11 +137,10 @@ class LazyGroup(click.Group):
         """Return the subcommand that `args` begin with. The method of click knows no names to suggest."""
         if args[0] in FORMER_WORDS:
             raise InvalidRequest(f"`plait {args[0]}` is now `{FORMER_WORDS[args[0]]}`")
-        known = (*COMMANDS, *BESIDE)
-        if args[0] not in known and args[0] not in _UNLISTED and not ctx.resilient_parsing:
+        if args[0] not in _MODULES and not ctx.resilient_parsing:
             from plait.errors import nearest  # noqa: PLC0415 - only for this message
 
-            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], known)}")
+            ctx.fail(f"No such command {args[0]!r}{nearest(args[0], (*COMMANDS, *BESIDE))}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:

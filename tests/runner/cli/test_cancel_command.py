@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.runner.cli import cancel_command
+from plait.runner.cli import steer_commands
 from plait.runner.engine.inbox import LOOK_EVERY_S
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm
@@ -121,7 +121,7 @@ def test_a_run_that_nobody_runs_and_one_that_has_ended(tmp_path: Path) -> None:
 
 
 def test_an_owner_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel_command, "_WAIT", 0.3)
+    monkeypatch.setattr(steer_commands, "_CANCEL_WAIT", 0.3)
     with running(tmp_path) as owner:
         owner.send_signal(signal.SIGSTOP)
         cancelled = plait_here(tmp_path, "cancel", "last")

@@ -18,7 +18,7 @@ from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.process.available_memory import available_memory
 from plait.backends.process.child_process import child_environment
 from plait.backends.process.process_table import start_time
-from plait.runner.cli import doctor_command
+from plait.runner.cli import check_commands
 from tests.real_agents.install import known
 from tests.support.agents.homes import make_home, until
 from tests.support.processes.command import PLAIT, environment, plait_here
@@ -151,7 +151,7 @@ async def test_one_that_does_not_answer_is_ended_and_keeps_nobody(
 
 
 def test_how_many_fit_into_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_command, "available_memory", lambda: 20 * GIB)
+    monkeypatch.setattr(check_commands, "available_memory", lambda: 20 * GIB)
     put(tmp_path, "codex", "echo codex-cli 0.169.0")
     value = examined(tmp_path, CODEX_API_KEY=SECRET)
     [one] = [one for one in value["agents"] if one["name"] == "codex"]

@@ -17,7 +17,7 @@ from plait import ParallelRunner, Task
 from plait.backends.specs.backend_specs import KINDS
 from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.command_line import BESIDE, COMMANDS, FORMER_WORDS, cli
-from plait.runner.cli.graph_command import _node_style
+from plait.runner.cli.show_commands import _node_style
 from plait.usage import Usage
 from tests.support.plans.logged import calls, make
 from tests.support.processes.command import environment, plait_here

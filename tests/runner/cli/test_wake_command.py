@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from plait.clock_and_ids import Clock
-from plait.runner.cli import worker_command
+from plait.runner.cli import serve_commands
 from tests.support.processes import fleet
 from tests.support.processes.browser import ui
 from tests.support.processes.command import Done, environment, plait, plait_here
@@ -216,7 +216,7 @@ def test_the_timer_names_the_store_and_changes_nothing(folder: Path) -> None:
     (enabled,) = [line for line in lines if "systemctl" in line]
     name = enabled.split()[-1]
     assert f"# ~/.config/systemd/user/{name}" in lines
-    other = worker_command.timer_text(folder / "other.db")
+    other = serve_commands.timer_text(folder / "other.db")
     assert name not in other, "each store has a timer of its own"
 
 

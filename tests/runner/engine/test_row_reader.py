@@ -24,7 +24,7 @@ from plait.backends import Reply, extras
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import InvalidRequest, PlanError, RunNotResumable, StoreRequired
 from plait.persistence import Store
-from plait.runner.cli import show_command
+from plait.runner.cli import show_commands
 from plait.runner.domain.dag import FREED
 from plait.runner.engine import row_reader
 from plait.runner.engine.live_run import state_of
@@ -519,7 +519,7 @@ async def work(prompt):
 
 def test_the_commands_show_the_last_tasks_and_export_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_run, "MOST_LISTED", 4)
-    monkeypatch.setattr(show_command, "MOST_LISTED", 4)
+    monkeypatch.setattr(show_commands, "MOST_LISTED", 4)
     (tmp_path / "work.py").write_text(WORK)
     write_rows(tmp_path, 60)
     backend = '{kind: function, call: "work.py:work"}'

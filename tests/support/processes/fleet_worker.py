@@ -19,7 +19,7 @@ import anyio
 
 from plait.persistence import PostgresStore
 from plait.persistence.store_records import RunRecord, TaskRecord
-from plait.runner.cli.worker_command import work
+from plait.runner.cli.serve_commands import work
 from plait.runner.client.run_backends import FileOptions
 from plait.runner.engine.run_options import store_place
 from plait.runner.state.run_state import RunState

@@ -1,10 +1,11 @@
-"""`plait run`: run a plan file or reach a goal, now or, with `--queue`, by a worker."""
+"""`plait run`, `plait resume`, `plait fork` and `plait try`: run a plan, and go on from what a store has of a run."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,43 +17,66 @@ import anyio
 import click
 
 from plait.errors import InvalidRequest, RunNotFound
+from plait.json_form import JsonValue
+from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import (
+    KINDS,
     STORE_VARIABLE,
     OutputOptions,
+    again_option,
     apply_log_options,
+    async_command,
     backend_options,
+    backends_option,
     budget_options,
     command_line,
     complete,
     concurrency_option,
+    dry_run_option,
     hosts_option,
     output_options,
     park_option,
+    plan_option,
+    print_next,
     read_plan,
+    run_argument,
     set_option,
     store_option,
     strict_option,
 )
 from plait.runner.cli.follow_run import follow_run
-from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate
+from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate, print_resume
+from plait.runner.cli.run_report import exit_code, print_result, print_result_json, print_watch_notice
 from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note
 from plait.runner.client.create_run import new_run
-from plait.runner.client.named_runs import RunsOfPlan, find_run
+from plait.runner.client.named_runs import RunsOfPlan, find_run, runs_of_plan
 from plait.runner.client.run_backends import (
     BackendOptions,
     BackendSet,
+    FileOptions,
+    StoredBackends,
+    TrustedBackends,
     backend_set_of_plan,
     backends_of_file_only,
+    plan_changes,
     queue_run,
+    repaired_prompts,
     required_backends,
+    result_task,
 )
 from plait.runner.client.runs import Runs
+from plait.runner.domain.dag import group_of
 from plait.runner.engine.run_options import AnyStore, ServerAddress, StorePlace, open_store
+from plait.runner.plan import PlanError
 from plait.runner.plan.plan_file import Plan
+from plait.runner.plan.plan_inputs import converted
 from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy, Team
+from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
 from plait.runner.state.run_state import RunState
-from plait.runner.views.event_sentences import counted
+from plait.runner.state.stored_run import StoredRun, ended_result, needs_no_work, read_settings
+from plait.runner.views.event_sentences import counted, named_tasks
+from plait.runner.views.run_progress import Progress
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 
@@ -332,3 +356,240 @@ async def _start_process(run_id: str, store: AnyStore, options: Mapping[str, Any
                 print_note(f"run {run_id} is queued; resume it, or let a worker run it")
                 return os.waitstatus_to_exitcode(status)
             await anyio.sleep(_LOOK_S)
+
+
+@async_command("resume")
+@click.argument("run", required=False, shell_complete=complete)
+@click.option(
+    "--retry-failed",
+    is_flag=True,
+    help="Also run failed tasks, with --plan by the prompts in that file, and tasks with a damaged result.",
+)
+@click.option("--dry-run", is_flag=True, help="Only print the action for each task, with its reason.")
+@plan_option
+@backends_option
+@hosts_option
+@concurrency_option("as stored with the run")
+@budget_options
+@park_option
+@store_option
+@strict_option
+@output_options
+async def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
+    """Continue RUN (an id, the beginning of an id, or `last`); without RUN, the newest run that can be resumed.
+
+    Completed tasks are kept; interrupted and pending tasks are run. An interrupted conversation continues if its
+    backend has kept the session.
+    """
+    files = FileOptions(options["plan"], options["backends"], options["hosts"])
+    output, is_preview = OutputOptions.of(options), options["dry_run"]
+    async with open_store(options["store_path"], "read" if is_preview else "existing") as store:
+        of_runner = {name: options[name] for name in ("concurrency", "strict", "park", "budget", "unpriced")}
+        trusted = TrustedBackends(store, files, note=print_note, **of_runner)
+        runs = trusted.runs()
+        record = await (
+            find_newest_resumable(store, retry_failed=retry_failed) if run is None else find_run(store, run)
+        )
+        stored = await runs.read(record.run_id, record)
+        if not is_preview and needs_no_work(stored, retry_failed):
+            return _print_ended(stored, output)
+        backends = None if stored.to_be_cancelled else trusted.of(record)
+        if is_preview:
+            return await _preview(runs, stored, backends, output, retry_failed=retry_failed)
+        return await _resume(runs, stored, backends, output, retry_failed=retry_failed)
+
+
+async def _preview(
+    runs: Runs, run: StoredRun, backends: StoredBackends | None, options: OutputOptions, *, retry_failed: bool
+) -> int:
+    """Print the action of a resume for each task. Return the exit code."""
+    print_watch_notice(run.record)
+    preview = await runs.preview_read(run, retry_failed=retry_failed)
+    is_repair = backends is not None and retry_failed and not preview.ended
+    prompts = repaired_prompts(run, backends) if backends is not None and is_repair else {}
+    code = print_resume(preview, prompts, options.as_json)
+    if backends is not None and not preview.ended:
+        try:
+            backends.needed(run, retry_failed=retry_failed)
+            _print_plan_changes(run, backends, prompts)
+        except InvalidRequest as fault:
+            raise InvalidRequest(f"a resume would be refused: {fault}") from None
+    return code
+
+
+async def _resume(
+    runs: Runs, run: StoredRun, backends: StoredBackends | None, options: OutputOptions, *, retry_failed: bool
+) -> int:
+    """Resume a run. Return the exit code."""
+    prompts = repaired_prompts(run, backends) if backends is not None and retry_failed else {}
+    async with runs.open(run, ResumeOptions(retry_failed, prompts=prompts)) as (continued, chosen):
+        if backends is not None:
+            _print_plan_changes(run, backends, prompts)
+        output = replace(options, concurrency=chosen.concurrency, result_of=result_task(run.record))
+        return await follow_run(continued, run.state, output, run.store)
+
+
+def _print_ended(run: StoredRun, options: OutputOptions) -> int:
+    """Print the result of a run that has ended, and the command that shows the run. Return the exit code."""
+    result = ended_result(run)
+    if options.as_json:
+        print_result_json(result, Progress(run.state, time.monotonic), options.store)
+    elif options.quiet:
+        print_result(run.state.dag, result, result_task(run.record))
+    else:
+        hint = "" if result.status is RunStatus.COMPLETED else "; --retry-failed runs what failed again"
+        print_note(f"run {result.run_id} is {result.status.value}, nothing is left to do{hint}")
+        print_next(options.store, "show", result.run_id)
+    return exit_code(result)
+
+
+_NAMED = 5
+_STORED_COUNTS = "a resume runs the stored plan"
+
+
+def _print_plan_changes(run: StoredRun, stored: StoredBackends, taken: Collection[str] = ()) -> None:
+    """Print the changes of the plan file that a resume ignores, because the stored run counts; the prompts of the tasks
+    in `taken` count.
+    """
+    if taken:
+        print_note(f"taking the prompts of {named_tasks([*taken])} from {stored.plan} for this run")
+    if stored.replacements:
+        print_note(f"using {', '.join(sorted(stored.replacements))} from {stored.files.backends} for this resume")
+    path = stored.plan
+    if path is None or not path.is_file():
+        return
+    try:
+        tasks = [run.state.dag[task_id] for task_id in taken]
+        ignored = {f"tasks.{name}.prompt" for task in tasks for name in (task.id, group_of(task.id, task.item))}
+        changed = [key for key in plan_changes(run, stored, path) if key not in ignored]
+    except (PlanError, InvalidRequest):
+        print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")
+        return
+    if changed:
+        more = [f"{len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
+        named = ", ".join([*changed[:_NAMED], *more])
+        hint = "; --backends FILE takes backends from a file" if changed[0].startswith("backends.") else ""
+        print_note(f"the plan file has changed since this run was stored ({named}); {_STORED_COUNTS}{hint}")
+
+
+def _parse_files(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return the text of the file of each `TASK=FILE`, by task. Raises BadParameter."""
+    texts: dict[str, str] = {}
+    for value in values:
+        name, equals, file = value.partition("=")
+        if not equals or not name or not file:
+            raise click.BadParameter(f"{value!r} is not TASK=FILE")
+        if name in texts:
+            raise click.BadParameter(f"{name} is given twice")
+        texts[name] = _read_text(Path(file))
+    return texts
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file without the line break at its end. Raises BadParameter."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{path} is not text in UTF-8") from None
+    if not is_utf8(text):
+        raise click.BadParameter(f"{path} is not text in UTF-8")
+    return text.removesuffix("\n")
+
+
+_prompts_option = click.option(
+    "--prompt",
+    "prompts",
+    metavar="TASK=FILE",
+    multiple=True,
+    callback=_parse_files,
+    help="Give TASK the prompt in FILE; may be given more than once.",
+)
+_results_option = click.option(
+    "--result",
+    "results",
+    metavar="TASK=FILE",
+    multiple=True,
+    callback=_parse_files,
+    help="Give TASK the result in FILE, without a call; may be given more than once.",
+)
+_backend_option = click.option(
+    "--backend", metavar="NAME", help=f"Run the one task on this backend of RUN, or {KINDS}."
+)
+
+
+@async_command("fork")
+@run_argument
+@click.option("--from", "start", metavar="TASK", help="Run on from TASK, with everything behind TASK.")
+@click.option("--only", metavar="TASK", help="Run TASK alone, and print its result: the same as `plait try RUN TASK`.")
+@_prompts_option
+@set_option
+@_results_option
+@_backend_option
+@again_option
+@dry_run_option
+@plan_option
+@backends_option
+@concurrency_option("as stored with the run")
+@store_option
+@output_options
+async def fork_command(start: str | None, only: str | None, **options: Any) -> int:
+    """Start a new run from TASK of RUN (an id, the beginning of an id, or `last`), which may have ended, failed or been
+    interrupted. RUN does not change.
+
+    TASK runs. Tasks behind TASK or behind an edit, and tasks that did not complete, run unless nothing changed for
+    them. All other tasks keep their results and conversations.
+    """
+    task = only if start is None else start
+    if task is None or None not in {start, only}:
+        raise click.UsageError("give either --from TASK or --only TASK")
+    return await _run_fork(options, task, only=start is None)
+
+
+@async_command("try")
+@run_argument
+@click.argument("task", shell_complete=complete)
+@click.option("--prompt-file", metavar="FILE", type=click.Path(path_type=Path), help="Use the prompt in FILE.")
+@_backend_option
+@again_option
+@dry_run_option
+@plan_option
+@backends_option
+@store_option
+@output_options
+async def try_command(task: str, prompt_file: Path | None, **options: Any) -> int:
+    """Run TASK of RUN (an id, the beginning of an id, or `last`) alone, on the inputs recorded in RUN, and print the
+    result: `plait fork RUN --only TASK`. RUN does not change; the attempt is kept as a run of its own.
+    """
+    prompts = {} if prompt_file is None else {task: _read_text(prompt_file)}
+    return await _run_fork({**options, "prompts": prompts, "inputs": {}, "results": {}}, task, only=True)
+
+
+async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int:
+    """Make a run from a stored run and show it to its end, or print its preview. Return the exit code."""
+    output = replace(OutputOptions.of(options), result_of=task if only else None)
+    files = FileOptions(options["plan"], options["backends"])
+    async with open_store(options["store_path"], "read" if options["dry_run"] else "existing") as store:
+        of = runs_of_plan(files.plan) if options["run"] == "last" else None
+        record = await find_run(store, options["run"], of)
+        edits = {"prompts": options["prompts"], "results": options["results"]}
+        edits["inputs"] = _inputs(record, options["inputs"])
+        trusted = TrustedBackends(store, files, note=print_note, concurrency=output.concurrency)
+        async with trusted.fork(record, task, backend=options["backend"], only=only, **edits) as (runs, fork, used):
+            preview = await runs.preview_fork(fork)
+            effects = [] if options["again"] else used.effects(preview, runs.options.backends)
+            if (code := announce_reuse(preview, effects, output, dry_run=options["dry_run"])) is not None:
+                return code
+            return await follow_run(runs.start_fork(fork), RunState(fork.dag.copy()), output, store)
+
+
+def _inputs(record: RunRecord, texts: Mapping[str, str]) -> dict[str, JsonValue]:
+    """Return the values of inputs, each like the stored value. Raises InvalidRequest."""
+    stored, values = read_settings(record).get("inputs", {}), dict[str, JsonValue]()
+    for name, text in texts.items():
+        try:
+            values[name] = converted(text, stored.get(name))
+        except ValueError as error:
+            raise InvalidRequest(f"--set {name}: {error}") from None
+    return values

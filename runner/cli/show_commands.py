@@ -1,23 +1,31 @@
-"""`plait show`: show a run or one of its tasks."""
+"""`plait show`, `plait diff` and `plait graph`: look at a run, one of its tasks, two runs, or a picture."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
+import anyio
 import click
 
-from plait.persistence.store_records import MessageRecord, TaskRecord
+from plait.clock_and_ids import parse_time
+from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
+from plait.runner.cli.command_line import COMPLETED
 from plait.runner.cli.command_options import (
+    PLAN_SUFFIXES,
     async_command,
     command_line,
     complete,
     json_option,
+    read_plan,
     run_argument,
+    set_option,
     store_option,
 )
 from plait.runner.cli.run_report import question_facts
@@ -29,15 +37,21 @@ from plait.runner.cli.terminal_output import (
     print_line,
     print_section,
     print_table,
+    visible,
+    write_file,
 )
 from plait.runner.client.named_runs import find_run
-from plait.runner.domain.dag import group_of, groups_of
+from plait.runner.domain.dag import DAG, group_of, groups_of
+from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg
+from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.policies.step_workflow import Workflow
 from plait.runner.reuse.earlier_answers import KEPT, REUSED, ReuseFrom
 from plait.runner.state.stored_run import (
     MOST_LISTED,
     POSTED,
     chosen_tasks,
+    decode_dag,
     listed_tasks,
     read_settings,
     rows_file_of,
@@ -55,7 +69,7 @@ from plait.runner.views.event_sentences import (
     tokens,
 )
 from plait.runner.views.read_views import find_adders, run_detail, task_detail, task_views, waiting_tasks
-from plait.runner.views.run_differences import cut_offs
+from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs, cut_offs
 from plait.runner.views.view_models import (
     AttemptView,
     RunDetail,
@@ -64,7 +78,7 @@ from plait.runner.views.view_models import (
     view_json,
 )
 from plait.statuses import URGENT, RunStatus, TaskStatus, group_status
-from plait.usage import NO_USAGE, Usage, token_parts
+from plait.usage import NO_USAGE, Usage, cost, token_parts
 
 _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
@@ -369,3 +383,167 @@ def _who(one: AttemptView) -> str:
     """Return the backend of the attempt, with its model, its host, and the backend that it moved from."""
     model, place = (f" ({one.model})" if one.model else ""), (f" on {one.place}" if one.place else "")
     return f"{one.backend}{model}{place}" + (f", moved from {one.moved_from}" if one.moved_from else "")
+
+
+_CONTEXT = 8
+"""The words of unchanged text that are shown on each side of a change."""
+_MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
+
+
+@async_command("diff")
+@click.argument("a", metavar="RUN", shell_complete=complete)
+@click.argument("b", metavar="OTHER", shell_complete=complete)
+@store_option
+@json_option
+async def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) -> None:
+    """Compare RUN with OTHER, task by task: prompt, result, status, tokens, cost and time, and the first task where the
+    runs parted.
+
+    Words of RUN alone are shown as [-these-], words of OTHER alone as {+these+}. Parts of a `for_each` are compared by
+    their element, not by their number.
+    """
+    async with open_store(store_path, "read") as store:
+        before, after = await find_run(store, a), await find_run(store, b)
+        comparison = await compare_runs(store, before.run_id, after.run_id)
+    if as_json:
+        print_json(comparison)
+        return
+    for name, run in (("run", comparison.a), ("other", comparison.b)):
+        ends = run.started_at, run.ended_at
+        took = None if None in ends else parse_time(run.ended_at or "") - parse_time(run.started_at or "")
+        print_field(name, f"{run.run_id}, {', '.join(_facts(run.status, run.usage, took))}")
+    for task in comparison.tasks[:1]:
+        print_field("parted", f"at {_head(task)}")
+    for task in comparison.tasks:
+        _print_difference(task)
+    changed = counted(len(comparison.tasks), "task")
+    print_line(f"{chr(10) if comparison.tasks else ''}{changed} changed, {comparison.same:,} the same")
+
+
+def _head(task: TaskDifference) -> str:
+    why = task.why or f"another {' and '.join(task.changed)}"
+    cut_off = "; same answer: cut off here" if task.changed == ("prompt",) else ""
+    return f"{as_line(task.task_id)}: {as_line(why)}{cut_off}"
+
+
+def _print_difference(task: TaskDifference) -> None:
+    before, after, lines = task.a, task.b, list[str]()
+    if before is None or after is None:
+        side = before or after
+        assert side is not None
+        lines += [f"{'prompt':<9} {visible(side.prompt)}", f"{'result':<9} {visible(side.text or '')}"]
+        lines.append(f"{'status':<9} {_facts_of(side)}")
+    else:
+        if "prompt" in task.changed:
+            lines.append(f"{'prompt':<9} {_marked(task.words['prompt'])}")
+        if "result" in task.changed:
+            lines.append(f"{'result':<9} {_marked(task.words['result'])}")
+        was, now = _facts_of(before), _facts_of(after)
+        lines.append(f"{'status':<9} {was}{'' if was == now else f' -> {now}'}")
+    print_section(_head(task), "\n".join(lines))
+
+
+def _facts_of(task: TaskView) -> str:
+    error = as_line(failure(task.error_kind, task.error), 120)
+    return ", ".join([*_facts(task.status, task.usage, task.duration_s), *filter(None, [error])])
+
+
+def _facts(status: str, usage: Usage, duration: float | None) -> Iterator[str]:
+    yield from filter(None, [status, tokens(usage, " tokens"), cost(usage), seconds(duration)])
+
+
+def _marked(pieces: Sequence[Piece]) -> str:
+    """Return the differing words of two texts with marks, and the words around them."""
+    if all(piece["change"] == "kept" for piece in pieces):
+        return "only white space differs"
+    shown = [_shown(piece, number == 0, number == len(pieces) - 1) for number, piece in enumerate(pieces)]
+    return visible("".join(shown)).strip("\n")
+
+
+def _shown(piece: Piece, is_first: bool, is_last: bool) -> str:
+    text = piece["text"]
+    if piece["change"] != "kept":
+        start, end = _MARKS[piece["change"]]
+        inner = text.strip()
+        lead = text[: len(text) - len(text.lstrip())]
+        return f"{lead}{start}{inner}{end}"
+    words = text.split()
+    if len(words) <= 2 * _CONTEXT:
+        return text
+    left = "" if is_first else " " + " ".join(words[:_CONTEXT])
+    right = "" if is_last else " ".join(words[-_CONTEXT:])
+    return f"{left} … {right}" if left and right else (f"{left} …" if left else f"… {right}")
+
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("graph")
+@click.argument("what", metavar="PLAN|RUN", shell_complete=complete)
+@click.option("-o", "--output", type=_PATH, help="Write a picture to this .html or .svg file.")
+@set_option
+@store_option
+@json_option
+def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: StorePlace, as_json: bool) -> int:
+    """Print the graph of a plan file or of a run as Mermaid, or write a picture, coloured by status.
+
+    Beyond 200 tasks the parts of a `for_each` are one box with their counts by status.
+    """
+    if output is not None and output.suffix.lower() not in {".html", ".svg"}:
+        raise click.UsageError(f"-o writes .html or .svg, not {output.name!r}")
+    path, looks = Path(what), dict[str, Look]()
+    is_plan = path.is_file() or path.suffix.lower() in PLAN_SUFFIXES or os.sep in what
+    if is_plan:
+        plan = read_plan(path, inputs)
+        # The run of a workflow begins with its first step alone.
+        dag = plan.policy.outline(plan.dag.inputs) if isinstance(plan.policy, Workflow) else plan.dag
+        title, caption = plan.name, "plan"
+    elif inputs:
+        raise click.UsageError("--set is for plans; a run has its inputs")
+    else:
+        run, tasks, added = anyio.run(_load_run, store_path, what)
+        looks = {task.task_id: _node_style(task, added.get(task.task_id)) for task in tasks}
+        dag, title = decode_dag(run, tasks), run.name or "plait"
+        caption = f"run {run.run_id}, {shown_status(run).value}"
+    folded = fold(dag, looks)
+    if as_json:
+        print_json({"name": title, "tasks": _tasks_json(dag, looks), "mermaid": mermaid(*folded)})
+    if output is not None:
+        make = page if output.suffix.lower() == ".html" else svg
+        picture = make(*folded, title=visible(title), caption=visible(caption))
+        write_file(output, picture, private=not is_plan)  # a picture of a run shows data of the store
+    elif not as_json:
+        print_line(mermaid(*folded).removesuffix("\n"))
+    return COMPLETED
+
+
+async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
+    """Return the run, its tasks, and the origin of each added task."""
+    async with open_store(path, "read") as store:
+        run = await find_run(store, word)
+        tasks = await listed_tasks(store, run)
+        return run, tasks, await find_adders(store, run, tasks)
+
+
+def _node_style(task: TaskRecord, by: str | None) -> Look:
+    status = TaskStatus(task.status)
+    used = tokens(task.usage, " tokens")
+    added = f"added by {by}" if by else ""
+    note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))
+    attempts = f", {counted(task.attempt, 'attempt')}" if task.attempt else ""
+    error = as_line(failure(task.error_kind, task.error), 300)
+    title = f"{task.task_id}: {status.value}{attempts}{added and ', '}{added}"
+    return Look(status, note, "\n".join(filter(None, (title, error))), by)
+
+
+def _tasks_json(dag: DAG, looks: Mapping[str, Look]) -> list[dict[str, Any]]:
+    return [
+        {
+            "task_id": task.id,
+            "depends_on": task.upstream,
+            "status": look.status and look.status.value,
+            "added_by": look.added_by,
+        }
+        for task in dag
+        for look in [looks.get(task.id, Look())]
+    ]

@@ -1,0 +1,533 @@
+"""`plait serve`, `plait ui`, `plait mcp`, `plait worker` and `plait wake`: the runs of a store served to programs, to a
+browser and to agents, and executed for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import webbrowser
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, redirect_stdout, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import click
+
+from plait import events
+from plait.backends.backend_protocol import Backend
+from plait.backends.command_backend import CommandBackend
+from plait.backends.extras import missing_extra
+from plait.clock_and_ids import Clock
+from plait.errors import InvalidRequest, PlaitError, StoreError
+from plait.persistence.store_protocol import Store
+from plait.runner.cli.command_line import CANCELLED, COMPLETED
+from plait.runner.cli.command_options import (
+    Amount,
+    async_command,
+    backend_options,
+    backends_option,
+    concurrency_option,
+    hosts_option,
+    json_option,
+    log_options,
+    store_option,
+)
+from plait.runner.cli.ctrl_c import stop_on_signal
+from plait.runner.cli.run_report import PlainDisplay
+from plait.runner.cli.terminal_output import as_line, command, output, print_json, print_line, print_note, visible
+from plait.runner.client.offered_plans import LocalPlans, named_plans
+from plait.runner.client.run_backends import (
+    BackendOptions,
+    BackendSet,
+    FileOptions,
+    TrustedBackends,
+    backend_set_of_file,
+    queueing_options,
+)
+from plait.runner.client.run_worker import Worker
+from plait.runner.client.runs import Runs
+from plait.runner.client.unsent_notices import UnsentNotices
+from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, LEASE_SECONDS, AnyStore, StorePlace, open_store
+from plait.runner.serving.http_guard import (
+    listen,
+    page_address,
+    page_of_running_server,
+    server_access,
+    url_of,
+)
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED
+from plait.runner.views.event_sentences import counted, seconds
+from plait.statuses import RunStatus
+
+if TYPE_CHECKING:
+    import socket
+
+    from plait.runner.serving.http_server import ApiServer
+
+    _Announce = Callable[[Mapping[str, str]], Coroutine[Any, Any, None]]
+
+
+DEFAULT_PORT = 8377
+SERVER = ("server", "fastapi", "uvicorn")
+"""The extra of a server, and its packages."""
+
+
+@async_command("serve")
+@click.option(
+    "--backends",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Run plans on the `backends` (and `defaults.backend`) of this plan file.",
+)
+@backend_options
+@click.option(
+    "--host",
+    type=click.Choice(["127.0.0.1", "::1"]),
+    default="127.0.0.1",
+    show_default=True,
+    help="Listen on this address of the loopback.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Listen on this port; 0 takes a free port.",
+)
+@click.option(
+    "--cancel-grace",
+    metavar="SECONDS",
+    type=Amount(0, 86_400, "a number of seconds"),
+    default=CANCEL_GRACE_SECONDS,
+    show_default=True,
+    help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",
+)
+@click.option(
+    "--resume",
+    "takes_up",
+    is_flag=True,
+    help="Also take up the posted runs that were queued or interrupted, or that wait for a person, at the start.",
+)
+@click.option(
+    "--queue",
+    "queues",
+    is_flag=True,
+    help="Store posted runs as queued, for the workers of the store (plait worker), and execute none here.",
+)
+@concurrency_option()
+@store_option
+@json_option
+@log_options
+async def serve_command(file: Path | None, **options: Any) -> int:
+    """Create, start, follow, answer and cancel runs over HTTP. Only programs on this machine that send the token are
+    served; the token is in a file beside the store, and the path is printed.
+
+    Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
+    """
+    if options["queues"] and options["takes_up"]:
+        raise click.UsageError("give --queue or --resume, not both: with --queue, the workers take up the runs")
+    backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
+    return await _serve(backend_set, options)
+
+
+async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
+    """Serve until a signal. Return the exit code."""
+    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
+    from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
+
+    with listen(options["host"], options["port"]) as listening:
+        opened = () if options["queues"] else backend_set.specs
+        async with (
+            backend_set.open(opened) as made,
+            open_store(options["store_path"]) as store,
+            _make_runs(backend_set, made, store, options) as runs,
+        ):
+            for backend in made.values():
+                if isinstance(backend, CommandBackend):
+                    backend.only_allowed = True
+            settings = {**backend_set.settings(), POSTED: True}
+            specs = backend_set.specs
+            served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options["queues"])
+            url = url_of(options["host"], listening.getsockname()[1])
+            with server_access(options["store_path"], url, store.files_root) as access:
+                if options["as_json"]:
+                    # One line, for the program that waits.
+                    print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))
+                doing = "queueing runs for workers" if options["queues"] else "serving runs"
+                print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
+                print_note(f"  {'token':<9} {access.token_path}")
+                server = ApiServer(served, listening, access.token, access.sign_in, options["host"])
+                take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
+                wakes = None if options["queues"] else partial(runs.keep_waking, print_woken, fits=runs.is_posted)
+                await serve_until_signal(server, runs, take_up, wakes)
+            return CANCELLED if runs.driven else COMPLETED
+
+
+def _make_runs(backend_set: BackendSet, made: Mapping[str, Backend], store: Store, options: Mapping[str, Any]) -> Runs:
+    """Return the runs: on the open backends `made`, or on none if the workers execute the runs."""
+    concurrency = options["concurrency"] or backend_set.concurrency()
+    if options["queues"]:
+        queueing = queueing_options(backend_set, backend_set.specs, store, concurrency)
+        return Runs(queueing, source=TrustedBackends(store))
+    return Runs(
+        backend_set.options(
+            made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options["cancel_grace"]
+        )
+    )
+
+
+async def serve_until_signal(
+    server: ApiServer, runs: Runs, *at_start: Callable[[], Coroutine[Any, Any, None]] | None
+) -> None:
+    """Serve until the first signal. `at_start` are called once signals are handled."""
+
+    def note(text: str) -> None:
+        print_note(text if runs.driven else "stopping")
+
+    async with anyio.create_task_group() as beside:
+        await beside.start(stop_on_signal, server.stop, note)
+        for start in filter(None, at_start):
+            beside.start_soon(start)
+        if runs.options.store is not None:
+            beside.start_soon(UnsentNotices(runs.options.store).send_for_ever)
+        await server.serve()
+        beside.cancel_scope.cancel()
+
+
+def _print_taken_up(run_id: str, error: PlaitError | None) -> None:
+    if error is None:
+        print_note(f"took up run {as_line(run_id)}")
+    else:
+        print_note(f"run {as_line(run_id)} is left as it is: {as_line(str(error), 300)}")
+
+
+def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
+    """Return the backends of the runs. Raises InvalidRequest if packages are missing, with the problem of the backends
+    if there is one too.
+    """
+    lack = missing_extra("plait serve", *SERVER)
+    try:
+        backend_set = backend_set_of_file(file, options)
+    except PlaitError as error:
+        if lack:
+            raise InvalidRequest(f"{lack}\n{error}") from None
+        raise
+    if lack:
+        raise InvalidRequest(lack)
+    return backend_set
+
+
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - refused
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+_PROOF_S = 10.0
+
+
+@async_command("ui")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Serve on this address. Any other than 127.0.0.1 and ::1 lets other machines in, without encryption.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help=f"Serve on this port; 0 takes a free port.  [default: {DEFAULT_PORT}, or a free port if it is taken]",
+)
+@click.option("--no-browser", is_flag=True, help="Only print the address; open no browser.")
+@store_option
+@json_option
+@log_options
+async def ui_command(host: str, port: int | None, no_browser: bool, store_path: StorePlace, **options: Any) -> int:
+    """Open the web page: runs with their tasks, conversations and costs, live; questions are answered there, and runs
+    are resumed and cancelled.
+
+    The address holds a code that can be used once, within a minute; the browser is then signed in until the server
+    ends. Ctrl-C stops the runs that the page has resumed, and ends the page; other processes and their runs go on.
+    """
+    if lack := missing_extra("plait ui", *SERVER):
+        raise InvalidRequest(lack)
+    if host in _EVERYWHERE:
+        raise InvalidRequest(
+            f"--host {host!r} names every address; name the one address under which browsers open the page"
+        )
+    if host == "localhost":
+        host = "127.0.0.1"  # a browser may look for localhost at ::1, where another user's server may listen
+    announce = partial(_announce, options["as_json"], not no_browser)
+    async with open_store(store_path) as store:
+        with ExitStack() as stack:
+            wanted = DEFAULT_PORT if port is None else port
+            try:
+                listening = stack.enter_context(listen(host, wanted))
+            except InvalidRequest:
+                url = url_of(host, wanted)
+                page = None
+                with anyio.move_on_after(_PROOF_S):
+                    page = await anyio.to_thread.run_sync(
+                        page_of_running_server, store_path, url, store.files_root, abandon_on_cancel=True
+                    )
+                if page is not None:
+                    print_note("a server runs on this store already; its page:")
+                    await announce({"url": url, "page": page})
+                    return COMPLETED
+                if port is not None:
+                    raise
+                listening = stack.enter_context(listen(host, 0))
+            return await _serve_page(listening, store, host, store_path, announce)
+
+
+async def _serve_page(
+    listening: socket.socket, store: AnyStore, host: str, place: StorePlace, announce: _Announce
+) -> int:
+    """Serve the page until a signal. Return the exit code."""
+    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
+    from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
+
+    async with TrustedBackends(store).runs() as runs:
+        served = ServedRuns(runs, (), {}, creates=False)
+        url = url_of(host, listening.getsockname()[1])
+        with server_access(place, url, store.files_root) as access:
+            address = page_address(url, access.sign_in)
+            server = ApiServer(served, listening, access.token, access.sign_in, host)
+            if host not in _LOOPBACK:
+                print_note(
+                    f"connections to {host} are not encrypted: others in the network can read them, sign-in "
+                    "included; a tunnel by ssh is safer"
+                )
+            print_note("the page, until Ctrl-C:")
+            facts = {"url": url, "page": address, "token_file": str(access.token_path)}
+            wakes = partial(runs.keep_waking, print_woken)
+            await serve_until_signal(server, runs, partial(announce, facts), wakes)
+        return CANCELLED if runs.driven else COMPLETED
+
+
+async def _announce(as_json: bool, opens_browser: bool, facts: Mapping[str, str]) -> None:
+    """Print the address on a line of its own, and for a program that waits; open the browser of the desktop, if there
+    is one.
+    """
+    print_note(facts["page"])
+    if as_json:
+        print_line(json.dumps(dict(facts)))
+    has_desktop = sys.platform in {"darwin", "win32"} or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    if opens_browser and has_desktop:
+        await anyio.to_thread.run_sync(webbrowser.open, facts["page"], abandon_on_cancel=True)
+
+
+@async_command("mcp")
+@click.argument("plans", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PLAN...")
+@backend_options
+@store_option
+@log_options
+async def mcp_command(plans: tuple[Path, ...], **options: Any) -> None:
+    """Serve the Model Context Protocol on standard input and output: an agent may start runs of the plans in the files
+    PLAN, each under the name of its file, wait for a run, read results, answer questions and cancel.
+
+    The runs stop when the agent closes the connection. A start with the same key, or `plait resume`, continues a run.
+    """
+    if lack := missing_extra("plait mcp", "mcp", "mcp"):
+        raise InvalidRequest(lack)
+    named_plans(plans)
+    backend = BackendOptions(options["backend"], options["model"], options["base_url"])
+    from plait.runner.serving.mcp_server import RunTools, serve  # noqa: PLC0415 - the extra `mcp` may be missing
+
+    ended, signalled = anyio.Event(), anyio.Event()
+
+    def end_at_signal() -> None:
+        signalled.set()
+        ended.set()
+
+    async def serve_until_closed(tools: RunTools) -> None:
+        with redirect_stdout(output()):  # the server reads the names of the streams, and redirects `print` itself
+            await serve(tools)
+        ended.set()
+
+    async with open_store(options["store_path"]) as store, anyio.create_task_group() as beside:
+        async with TrustedBackends(store).runs() as runs:
+            await beside.start(stop_on_signal, end_at_signal, print_note)
+            tools = RunTools(runs, LocalPlans(plans, backend, store, runs), Clock())
+            beside.start_soon(serve_until_closed, tools)
+            await ended.wait()
+        if signalled.is_set():
+            # A thread still waits for a line of standard input, and nothing ends that wait. The runs are stored.
+            os._exit(CANCELLED)
+        beside.cancel_scope.cancel()
+
+
+@async_command("worker")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Execute at most this many runs at once, each with as many tasks at once as stored with the run.",
+)
+@click.option(
+    "--plans",
+    metavar="FOLDER",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Take functions, commands and permissions also from the plan files in this folder. Others are used only if "
+    "nobody but this user and root may change them. May be repeated.",
+)
+@backends_option
+@hosts_option
+@store_option
+@log_options
+async def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> None:
+    """Execute queued runs, and runs whose process has died, until a signal. Several workers may share a store.
+
+    Ctrl-C or SIGTERM stops the runs and frees them for other workers; a second signal exits at once.
+    """
+    plans = tuple(folder.resolve() for folder in options["plans"])
+    files = FileOptions(backends=options["backends"], hosts=options["hosts"], plans=plans)
+    await work(store_path, concurrency, files)
+
+
+async def work(place: StorePlace, concurrency: int, files: FileOptions, lease: float = LEASE_SECONDS) -> None:
+    """Work until a signal."""
+    async with open_store(place) as store:
+        is_empty = False
+        with suppress(StoreError):  # a store that is away is waited for
+            is_empty = not await store.list_runs(1)
+        print_note(f"working on the runs of {place}, {concurrency} at once; Ctrl-C stops")
+        if is_empty:
+            print_note(f"{place} has no run yet; if runs were queued elsewhere, name their store with --store")
+        worker = Worker(store, concurrency, files, lease, show=_print_event, note=print_note)
+        async with anyio.create_task_group() as beside:
+            await beside.start(stop_on_signal, worker.stop, print_note)
+            beside.start_soon(UnsentNotices(store, files).send_for_ever)
+            await worker.work()
+            beside.cancel_scope.cancel()
+
+
+@async_command("wake")
+@click.option(
+    "--install",
+    is_flag=True,
+    help="Only print a systemd timer with its service, and a line for cron, to copy: each calls `plait wake` every "
+    "five minutes.",
+)
+@store_option
+@json_option
+@log_options
+async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_options: Any) -> int:
+    """Continue the runs that park and are due, until each ends or is parked again; for cron or a timer.
+
+    Runs that were begun with --park, or parked once, go on by themselves: at their time, once a person has answered,
+    and after their process has died. A run that a person has stopped stays stopped. Prints which runs go on, and which
+    are not due yet, and sends the notices that other processes have left. Ctrl-C or SIGTERM leaves the runs to the next
+    call.
+    """
+    if install:
+        print_line(timer_text(store_path))
+        return COMPLETED
+    woken: dict[str, PlaitError | None] = {}
+
+    def told(run_id: str, error: PlaitError | None) -> None:
+        woken[run_id] = error
+        print_woken(run_id, error)
+
+    async def is_new(run_id: str) -> bool:
+        return run_id not in woken
+
+    failure: PlaitError | None = None
+    async with open_store(store_path, "existing") as store:
+        runs = TrustedBackends(store, note=print_note).runs()
+        waiting = anyio.CancelScope()
+        async with anyio.create_task_group() as beside:
+            await beside.start(stop_on_signal, waiting.cancel, print_note)
+            try:
+                async with runs:
+                    with waiting:
+                        await runs.wake(told)
+                        while runs.driven:
+                            await runs.one_gone()
+                            await runs.wake(told, fits=is_new)
+                        await UnsentNotices(store).send()
+            except PlaitError as error:
+                failure = error
+            beside.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        with suppress(StoreError):  # what dead processes have left, since no other one may be there
+            await UnsentNotices(store).send()
+        ended = [await runs.get(run_id, tasks=False) for run_id in woken]
+        parked = await runs.list(MOST_RUNS_SEARCHED, statuses=[RunStatus.PARKED])
+    if as_json:
+        reasons = {run_id: str(error) for run_id, error in woken.items() if error is not None}
+        gone_on = [{"run_id": one.run_id, "status": one.status, "error": reasons.get(one.run_id)} for one in ended]
+        print_json({"woken": gone_on, "parked": [{"run_id": one.run_id, "due_at": one.due_at} for one in parked]})
+    else:
+        lines = [f"run {as_line(one.run_id)} is {one.status_text}" for one in ended if woken[one.run_id] is None]
+        lines += [f"run {as_line(one.run_id)} is {one.status_text}" for one in parked if one.run_id not in woken]
+        for line in lines or ([] if woken else ["no run is due, and none is parked"]):
+            print_line(line)
+    return CANCELLED if waiting.cancel_called else COMPLETED
+
+
+def print_woken(run_id: str, error: PlaitError | None) -> None:
+    """Say that a parked run goes on, or what keeps it from it."""
+    why = None if error is None else as_line(str(error), 300)
+    print_note(f"run {as_line(run_id)} goes on" if why is None else f"run {as_line(run_id)} is left parked: {why}")
+
+
+def timer_text(place: StorePlace) -> str:
+    """Return the unit files of a timer that wakes the runs of the store, and a line for cron."""
+    program = str(Path(shutil.which(sys.argv[0]) or sys.argv[0]).absolute())
+    words = [program, "wake", "--store", str(place.absolute() if isinstance(place, Path) else place)]
+    name = f"plait-wake-{hashlib.sha256(words[-1].encode()).hexdigest()[:6]}"
+    cron = command(*words).replace("%", r"\%")
+    return _TIMER.format(name=name, unit=" ".join(map(_unit_word, words)), cron=cron)
+
+
+def _unit_word(word: str) -> str:
+    """Return the word as a command line of systemd writes it."""
+    escaped = visible(word).replace("\\", r"\\").replace('"', r"\"").replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+_TIMER = """\
+# ~/.config/systemd/user/{name}.service
+[Unit]
+Description=Continue the plait runs that are due
+
+[Service]
+Type=oneshot
+ExecStart={unit}
+# The keys of the backends, NAME=VALUE in each line, in a file for your eyes only:
+#EnvironmentFile=%h/.config/plait/keys
+
+# ~/.config/systemd/user/{name}.timer
+[Unit]
+Description=Continue the plait runs that are due, every five minutes
+
+[Timer]
+OnCalendar=*:0/5
+Persistent=true
+
+[Install]
+WantedBy=timers.target
+
+# systemctl --user daemon-reload && systemctl --user enable --now {name}.timer
+
+# Or a line for `crontab -e`, below lines NAME=VALUE with the keys of the backends:
+*/5 * * * * {cron}"""
+
+
+def _print_event(run_id: str, event: events.Event) -> None:
+    """Print a line for each event of a run but those of its tasks."""
+    if isinstance(event, events.StoreAwaited):
+        print_note(
+            f"run {as_line(run_id)} has ended; waiting up to {seconds(event.seconds)} for the store to take the "
+            f"last {counted(event.changes, 'change')}; a second signal ends the wait"
+        )
+    elif not isinstance(event, events.TaskEvent | events.TasksAdded):
+        PlainDisplay().handle(event)

@@ -1,0 +1,343 @@
+"""`plait answer`, `plait continue`, `plait pause`, `plait tune`, `plait retry` and `plait cancel`: a person steers a
+run, wherever it runs.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from plait.persistence.store_records import RunRecord
+from plait.runner.cli.command_options import (
+    async_command,
+    backends_option,
+    complete,
+    hosts_option,
+    json_option,
+    log_options,
+    parse_assignments,
+    plan_option,
+    print_next,
+    run_argument,
+    store_option,
+)
+from plait.runner.cli.ctrl_c import end_at_second
+from plait.runner.cli.run_report import answering_command, print_watch_notice, question_facts, unreached_line
+from plait.runner.cli.terminal_output import (
+    as_line,
+    output,
+    print_json,
+    print_line,
+    print_note,
+    visible,
+    without_controls,
+)
+from plait.runner.client.answer_task import How
+from plait.runner.client.named_runs import find_run
+from plait.runner.client.run_backends import FileOptions, TrustedBackends
+from plait.runner.domain.asked_question import asking_of
+from plait.runner.domain.run_tuning import MOST_SLOTS
+from plait.runner.engine.lease import shown_status
+from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, StorePlace, open_store
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
+from plait.runner.views.read_views import find_task
+from plait.runner.views.view_models import AskedView, QuestionView, ReplyView, view_json
+from plait.safe_text import is_utf8
+from plait.statuses import RUN_DONE, RunStatus
+
+
+@async_command("answer")
+@click.argument("run", required=False, shell_complete=complete)
+@click.argument("task", required=False, shell_complete=complete)
+@click.argument("value", required=False)
+@click.option(
+    "--done", metavar="TEXT", help="Complete the task with TEXT as its result (JSON if it has an output_schema)."
+)
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Run the task again: the cut attempt had no effect. Only for a task marked at_most_once.",
+)
+@click.option("--fail", metavar="REASON", help="Fail the task for this REASON.")
+@store_option
+@json_option
+async def answer_command(
+    run: str | None, task: str | None, value: str | None, store_path: StorePlace, as_json: bool, **settled: Any
+) -> None:
+    """Answer the question of TASK in RUN (an id, the beginning of an id, or `last`) with VALUE: text, or JSON if the
+    question has a schema. The first answer counts, also while another process runs the run.
+
+    Without TASK, print the open questions of RUN, or of all runs, with the commands that answer. A question that has
+    been answered is no longer printed, also before the run has received the answer.
+
+    A task marked at_most_once waits if the process died while the task was running: give --done, --again or --fail.
+    --done and --fail also end a task that asks a question. `plait resume` continues the run.
+    """
+    settled["again"] = "" if settled["again"] else None
+    given = {name: text for name, text in {"value": value, **settled}.items() if text is not None}
+    if run is None or task is None:
+        if given:
+            raise click.UsageError("name the run and the task that the answer is for")
+        await _print_questions(run, store_path, as_json)
+        return
+    if len(given) != 1:
+        raise click.UsageError(
+            "give one of VALUE, --done TEXT, --again and --fail REASON; without TASK, the open questions are printed"
+        )
+    ((kind, text),) = given.items()
+    if not is_utf8(text):
+        raise click.BadParameter("the answer is not text in UTF-8")
+    async with open_store(store_path, "existing") as store:
+        record = await find_run(store, run)
+        asked = await find_task(store, record, task)
+        taken = True
+        if kind == "value":
+            # Without a question the runner decides: it reads the task once more.
+            asking = None if asked.asked is None else asking_of(asked.question or "", asked.asked)
+            said = text if asking is None else asking.read(text)
+            runs = TrustedBackends(store).runs()
+            taken = await runs.answer(record.run_id, task, said, attempt=asked.attempt or None)
+        else:
+            print_watch_notice(record)
+            runs = TrustedBackends(store, note=print_note).runs()
+            await runs.settle(record.run_id, task, cast("How", kind), text)
+        record = await find_run(store, record.run_id)
+    if as_json:
+        print_json({"run_id": record.run_id, "task_id": task, "answer": kind, "taken": taken})
+        return
+    given_as = text if kind == "value" else kind
+    print_note(f"task {task} of run {record.run_id} is answered: {given_as}{_answer_note(record, taken)}")
+    if record.owner is None and RunStatus(record.status) not in RUN_DONE:
+        print_next(store_path, "resume", record.run_id)
+    else:
+        print_next(store_path, "show", record.run_id, task)
+
+
+def _answer_note(record: RunRecord, taken: bool) -> str:
+    if record.owner is None:
+        return ""
+    owner = record.owner.process
+    if taken:
+        return f"\n{owner} continues the task"
+    return f"\n{owner} has not yet received the answer; if the process dies, the next `plait resume` uses it"
+
+
+async def _print_questions(word: str | None, path: StorePlace, as_json: bool) -> None:
+    """Print the questions of the run that `word` names, or of every run in the store."""
+    async with open_store(path, "read") as store:
+        run_id = None if word is None else (await find_run(store, word)).run_id
+        for run in await store.list_runs(MOST_RUNS_SEARCHED) if word is None else ():
+            if run.damaged:
+                print_note(as_line(run.error or ""))
+        runs = TrustedBackends(store, note=print_note).runs()
+        waiting = await runs.questions(run_id, interrupted=True)
+    if as_json:
+        print_json([_as_json(one, path) for one in waiting])
+        return
+    for (of, name), questions in groupby(waiting, lambda one: (one.run_id, one.run_name)):
+        print_line(f"run {visible(of)}  {as_line(name)}".rstrip())
+        for one in questions:
+            _print_question(one, path)
+        print_line("")
+    if not waiting:
+        print_line("nothing waits for a person" + ("" if run_id is None else f" in run {visible(run_id)}"))
+
+
+def _print_question(one: QuestionView, path: StorePlace) -> None:
+    text = visible(one.question).replace("\n", "\n    ")
+    print_line(f"\n  {as_line(one.task_id)}: {text}")
+    for what, line in question_facts(one, path):
+        print_line(f"    {what:<8}  {line}")
+
+
+def _as_json(one: QuestionView, path: StorePlace) -> dict[str, Any]:
+    return {
+        "run_id": one.run_id,
+        "task_id": one.task_id,
+        "attempt": one.attempt,
+        "kind": "at_most_once" if one.asks is None else "question",
+        "question": one.question,
+        **view_json(one.asks or AskedView()),
+        "command": answering_command(one, path),
+    }
+
+
+@async_command("continue")
+@run_argument
+@click.argument("task", shell_complete=complete)
+@click.argument("message")
+@plan_option
+@backends_option
+@hosts_option
+@store_option
+@json_option
+@log_options
+async def continue_command(run: str, task: str, message: str, **options: Any) -> None:
+    """Send MESSAGE in the conversation of TASK in RUN (an id, the beginning of an id, or `last`) and print the answer.
+
+    The turn is stored; the result of the task does not change.
+    """
+    if not is_utf8(message):
+        raise click.BadParameter("the message is not text in UTF-8")
+    if not message.strip():
+        raise click.BadParameter("the message is empty")
+    end_at_second([signal.SIGINT])  # the first cancels this function
+    async with open_store(options["store_path"], "existing") as store:
+        record = await find_run(store, run)
+        await find_task(store, record, task)
+        print_watch_notice(record)
+        files = FileOptions(options["plan"], options["backends"], options["hosts"])
+        runs = TrustedBackends(store, files, note=print_note).runs()
+        reply = await runs.continue_task(record.run_id, task, message)
+    if options["as_json"]:
+        print_json(ReplyView.of(record.run_id, task, reply))
+        return
+    fit = visible if output().isatty() else without_controls
+    print_line(fit(reply.text).removesuffix("\n"))
+
+
+def _slots_by_name(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    given = parse_assignments(context, parameter, values)
+    if wrong := next((one for one in given.items() if not (one[1].isdecimal() and one[1].isascii())), None):
+        raise click.BadParameter(f"{wrong[1]!r} is no number of tasks at once for {wrong[0]}")
+    return {name: int(number[:9]) for name, number in given.items()}
+
+
+@async_command("pause")
+@run_argument
+@click.option("--backend", metavar="NAME", help="Pause this backend of the plan alone.")
+@click.option("--off", is_flag=True, help="Let the run, or the backend, go on.")
+@store_option
+@json_option
+async def pause_command(run: str, backend: str | None, off: bool, store_path: StorePlace, as_json: bool) -> None:
+    """Pause RUN (an id, the beginning of an id, or `last`), also while another process runs it.
+
+    No further task starts, and calls under way end normally. The process of the run stays, and reads this within a
+    second. The run is still paused after a crash and after `plait resume`, until `plait pause RUN --off`.
+
+    `plait tune` changes how many tasks run at once.
+    """
+    async with open_store(store_path, "existing") as store:
+        record = await find_run(store, run)
+        runs = TrustedBackends(store, FileOptions(), note=print_note).runs()
+        is_live = await runs.pause(record.run_id, backend=backend, off=off)
+    what = f"{'' if backend is None else f'{backend} of '}run {record.run_id}"
+    _print_change(record, f"{what} {'goes on' if off else 'is paused'}", is_live=is_live, as_json=as_json)
+    if not as_json and not off:
+        print_next(store_path, "pause", record.run_id, *(() if backend is None else ("--backend", backend)), "--off")
+
+
+@async_command("tune")
+@run_argument
+@click.option("-j", "--concurrency", type=click.IntRange(1, MOST_SLOTS), help="Run at most this many tasks at once.")
+@click.option(
+    "--backend",
+    "limits",
+    multiple=True,
+    metavar="NAME=N",
+    callback=_slots_by_name,
+    help="Run at most N tasks at once on this backend; may be given more than once.",
+)
+@store_option
+@json_option
+async def tune_command(
+    run: str, concurrency: int | None, limits: Mapping[str, int], store_path: StorePlace, as_json: bool
+) -> None:
+    """Change how many tasks of RUN (an id, the beginning of an id, or `last`) run at once, while it goes on.
+
+    Calls under way end normally. The process of the run reads the numbers within a second, and a later `plait resume`
+    keeps them. A run of `plait serve` gets no more slots than the server has.
+    """
+    async with open_store(store_path, "existing") as store:
+        record = await find_run(store, run)
+        runs = TrustedBackends(store, FileOptions(), note=print_note).runs()
+        is_live = await runs.tune(record.run_id, concurrency=concurrency, limits=limits)
+    numbers = [*([] if concurrency is None else [f"{concurrency} tasks at once"])]
+    numbers += [f"{number} on {name}" for name, number in limits.items()]
+    _print_change(record, f"run {record.run_id} has at most {', '.join(numbers)}", is_live=is_live, as_json=as_json)
+
+
+@async_command("retry")
+@run_argument
+@click.argument("task", shell_complete=complete)
+@store_option
+@json_option
+async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bool) -> None:
+    """Run the failed TASK of RUN (an id, the beginning of an id, or `last`) again while the run goes on; at once, if it
+    waits for its next attempt.
+
+    The process of the run reads this within a second, and tasks that wait for TASK go on after it. Of a run that has
+    ended, `plait resume RUN --retry-failed` runs the failed tasks again.
+    """
+    async with open_store(store_path, "existing") as store:
+        record = await find_run(store, run)
+        await TrustedBackends(store, FileOptions(), note=print_note).runs().retry(record.run_id, task)
+    _print_change(record, f"task {task} of run {record.run_id} is to run again", is_live=True, as_json=as_json)
+
+
+def _print_change(record: RunRecord, said: str, *, is_live: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"run_id": record.run_id, "is_live": is_live})
+        return
+    owner = record.owner.process if record.owner else "its process"
+    print_note(said + (f": {owner} reads it within a second" if is_live else "; no process works on it now"))
+
+
+_CANCEL_WAIT = CANCEL_GRACE_SECONDS + 3.0
+"""Seconds to wait for the end of the run: the grace time of running tasks, and the time until the owner reads the note.
+"""
+
+
+@async_command("cancel")
+@run_argument
+@hosts_option
+@store_option
+@json_option
+async def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path | None) -> None:
+    """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
+
+    Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end, or as many as
+    `serve --cancel-grace` says for a run of a server. A run that has ended stays as it is.
+
+    Hosts of the run that cannot be reached are named. Cancel the run again when they are back, to end what still runs
+    there.
+    """
+    async with open_store(store_path, "existing") as store:
+        record = await find_run(store, run)
+        had_ended = RunStatus(record.status) in RUN_DONE
+        unreached: dict[str, Sequence[str]] = {}
+        if not had_ended:
+            print_watch_notice(record)
+        runs = TrustedBackends(store, FileOptions(hosts=hosts), note=print_note).runs()
+        status = await runs.cancel(record.run_id, wait=_CANCEL_WAIT, on_unreached=unreached.update)
+        record = await find_run(store, record.run_id)
+    if as_json:
+        value = {"run_id": record.run_id, "status": status.value, "had_ended": had_ended, "unreached": unreached}
+        print_json(value)
+        return
+    print_note(f"run {record.run_id} {_cancel_note(record, status, had_ended)}")
+    for host, tasks in unreached.items():
+        print_note(unreached_line(host, tasks))
+    if unreached:
+        print_next(store_path, "cancel", record.run_id, *(() if hosts is None else ("--hosts", str(hosts))))
+    print_next(store_path, "show", record.run_id)
+
+
+def _cancel_note(record: RunRecord, status: RunStatus, had_ended: bool) -> str:
+    if had_ended and status is RunStatus.CANCELLED:
+        return "is cancelled already"
+    if had_ended:
+        return f"is {status.value} already; nothing was changed"
+    if status is RunStatus.CANCELLED:
+        return "is cancelled"
+    if status in RUN_DONE:
+        return f"ended first: its status is {status.value}"
+    owner = record.owner.process if record.owner else "its process"
+    if shown_status(record) is RunStatus.CANCELLING:
+        return f"is being cancelled: {owner} starts no further task, and is still ending running tasks"
+    return f"is to be cancelled: {owner} has not yet answered; if the process dies, cancel or resume finishes the run"
