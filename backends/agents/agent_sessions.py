@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from plait.backends.json_fields import at, tables, text
-from plait.backends.process.private_files import is_locked, lock_file, private_folder, replace_file
+from plait.backends.process.files_and_locks import is_locked, lock_file, private_folder, replace_file
 from plait.errors import BackendError, ErrorKind
 from plait.json_form import as_json, from_json
 from plait.usage import Usage

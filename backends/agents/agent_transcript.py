@@ -22,7 +22,7 @@ from plait.backends.backend_protocol import ConversationRequest, Output
 from plait.backends.json_fields import at
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import Lines
-from plait.backends.process.private_files import private_folder
+from plait.backends.process.files_and_locks import private_folder
 from plait.json_form import JsonValue, as_json, from_json, value
 from plait.safe_text import clean_text, parse_json
 

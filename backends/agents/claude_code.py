@@ -47,7 +47,7 @@ from plait.backends.json_fields import (
     usage_beside_cache,
 )
 from plait.backends.prices import Billing
-from plait.backends.process.private_files import private_file
+from plait.backends.process.files_and_locks import private_file
 from plait.backends.whole_answer import kind_of_reason, without_calls
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, ErrorKind

@@ -69,7 +69,7 @@ from plait.backends.process.child_process import (
     own_variables,
     running,
 )
-from plait.backends.process.private_files import private_folder
+from plait.backends.process.files_and_locks import private_folder
 from plait.backends.running_turn import cancel_requested, end_of_turn, when_cancelled
 from plait.backends.threads import read_answer
 from plait.backends.whole_answer import whole_answer

@@ -21,7 +21,7 @@ from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text, seconds_left
 from plait.backends.json_fields import at, count, counted, describe_tool_call, tables, text
 from plait.backends.prices import Billing
-from plait.backends.process.private_files import private_file
+from plait.backends.process.files_and_locks import private_file
 from plait.errors import ErrorKind
 from plait.json_form import JsonValue
 from plait.safe_text import check_base_url, clean_text, shown

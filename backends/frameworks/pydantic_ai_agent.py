@@ -29,7 +29,7 @@ from plait.backends.json_fields import counted, describe_tool_call
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.prices import Billing
 from plait.backends.process.child_process import KILL_LIMIT, child_environment
-from plait.backends.process.private_files import private_folder, replace_file
+from plait.backends.process.files_and_locks import private_folder, replace_file
 from plait.backends.process.process_table import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
 from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.backends.running_turn import cancel_requested, end_of_turn

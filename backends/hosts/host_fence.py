@@ -31,7 +31,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plait.backends.process.private_files import is_locked, lock_file, private_file, private_folder, replace_file
+from plait.backends.process.files_and_locks import is_locked, lock_file, private_file, private_folder, replace_file
 from plait.backends.process.process_table import boot_id, send_signal, start_time
 from plait.json_form import as_json, from_json, value
 

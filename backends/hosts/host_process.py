@@ -48,8 +48,7 @@ from plait.backends.hosts.host_frames import (
 )
 from plait.backends.process.child_manifest import manifests_below
 from plait.backends.process.child_process import ProgramBackend, sweep
-from plait.backends.process.folder_locks import FolderLock, lock_folder
-from plait.backends.process.private_files import private_folder
+from plait.backends.process.files_and_locks import FolderLock, lock_folder, private_folder
 from plait.backends.running_turn import Cancellation, Turn, in_turn, question_in
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, as_json, from_json

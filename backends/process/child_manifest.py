@@ -17,7 +17,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from plait.backends.process.private_files import is_locked, lock, replace_file
+from plait.backends.process.files_and_locks import is_locked, lock, replace_file
 from plait.backends.process.process_table import Process, ProcessTag, boot_id, members, start_time
 from plait.json_form import as_json, from_json, value
 

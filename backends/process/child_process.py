@@ -41,8 +41,7 @@ from plait.backends.process.child_manifest import (
     read_manifest,
     write_manifest,
 )
-from plait.backends.process.folder_locks import HELD, name_held
-from plait.backends.process.private_files import private_folder
+from plait.backends.process.files_and_locks import HELD, name_held, private_folder
 from plait.backends.process.process_table import (
     PREFIX,
     Process,

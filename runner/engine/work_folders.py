@@ -13,7 +13,7 @@ from pathlib import Path
 
 from plait import events
 from plait.backends.process.child_process import ProgramBackend
-from plait.backends.process.folder_locks import FolderLock, lock_folder
+from plait.backends.process.files_and_locks import FolderLock, lock_folder
 from plait.errors import PromptError
 from plait.runner.engine.live_run import LiveRun
 

@@ -17,7 +17,7 @@ from plait.backends import CommandBackend, ConversationRequest, Files, Output, R
 from plait.backends.command_backend import MOST_STDOUT
 from plait.backends.process import child_process
 from plait.backends.process.child_manifest import ChildManifest, write_manifest
-from plait.backends.process.private_files import private_folder
+from plait.backends.process.files_and_locks import private_folder
 from plait.backends.process.process_table import start_time
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.task import SUCCESS, command_text

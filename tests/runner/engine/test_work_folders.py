@@ -17,7 +17,7 @@ import pytest
 from plait import DAG, CommandBackend, ParallelRunner, RunStatus, SQLiteStore, Task, events
 from plait.backends import ConversationRequest
 from plait.backends.process.child_process import own_variables
-from plait.backends.process.folder_locks import lock_folder
+from plait.backends.process.files_and_locks import lock_folder
 from plait.runner.client.runs import Runs
 from plait.runner.engine.run_options import RunOptions
 from tests.support.agents.homes import make_home
