@@ -157,14 +157,14 @@ async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
             specs = backend_set.specs
             served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options["queues"])
             url = url_of(options["host"], listening.getsockname()[1])
-            with server_access(options["store_path"], url, store.files_root) as access:
+            with server_access(options["store_path"], url, store.files_root) as (sign_in, token_path):
                 if options["as_json"]:
                     # One line, for the program that waits.
-                    print_line(json.dumps({"url": url, "token_file": str(access.token_path)}))
+                    print_line(json.dumps({"url": url, "token_file": str(token_path)}))
                 doing = "queueing runs for workers" if options["queues"] else "serving runs"
                 print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
-                print_note(f"  {'token':<9} {access.token_path}")
-                server = ApiServer(served, listening, access.token, access.sign_in, options["host"])
+                print_note(f"  {'token':<9} {token_path}")
+                server = ApiServer(served, listening, sign_in, options["host"])
                 take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
                 wakes = None if options["queues"] else partial(runs.keep_waking, print_woken, fits=runs.is_posted)
                 await serve_until_signal(server, runs, take_up, wakes)
@@ -294,16 +294,16 @@ async def _serve_page(
     async with TrustedBackends(store).runs() as runs:
         served = ServedRuns(runs, (), {}, creates=False)
         url = url_of(host, listening.getsockname()[1])
-        with server_access(place, url, store.files_root) as access:
-            address = page_address(url, access.sign_in)
-            server = ApiServer(served, listening, access.token, access.sign_in, host)
+        with server_access(place, url, store.files_root) as (sign_in, token_path):
+            address = page_address(url, sign_in)
+            server = ApiServer(served, listening, sign_in, host)
             if host not in _LOOPBACK:
                 print_note(
                     f"connections to {host} are not encrypted: others in the network can read them, sign-in "
                     "included; a tunnel by ssh is safer"
                 )
             print_note("the page, until Ctrl-C:")
-            facts = {"url": url, "page": address, "token_file": str(access.token_path)}
+            facts = {"url": url, "page": address, "token_file": str(token_path)}
             wakes = partial(runs.keep_waking, print_woken)
             await serve_until_signal(server, runs, partial(announce, facts), wakes)
         return CANCELLED if runs.driven else COMPLETED

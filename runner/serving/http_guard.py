@@ -41,7 +41,8 @@ class SignIn:
     """The codes of the server at `address` (`127.0.0.1:8377`) with `token`."""
 
     def __init__(self, token: str, address: str, clock: Clock) -> None:
-        self._token = token
+        self.token = token
+        """The token of programs, which browsers receive when they sign in."""
         self._address = address
         self._clock = clock
         self._server = self._mac("server", "")[:6]
@@ -69,7 +70,7 @@ class SignIn:
         if self._clock.wall() >= end:
             raise ValueError(f"the code expired at {iso(end)}, {CODE_SECONDS} s after it was made{_AGAIN}")
         self._used.add(code)
-        return self._token
+        return self.token
 
     def prove(self, challenge: str) -> str:
         """Return what only a holder of the token can make of `challenge`."""
@@ -77,7 +78,7 @@ class SignIn:
 
     def _mac(self, purpose: str, text: str) -> str:
         """The address is in it: a server cannot pass on what another one of the same store has made."""
-        mac = hmac.digest(self._token.encode(), f"{purpose} {self._address} {text}".encode(), "sha256")
+        mac = hmac.digest(self.token.encode(), f"{purpose} {self._address} {text}".encode(), "sha256")
         return base64.urlsafe_b64encode(mac[:_MAC_BYTES]).decode()
 
 
@@ -320,22 +321,10 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-@value
-class Access:
-    """The secret of one server, for one life of it."""
-
-    token: str
-    """The token of programs, which browsers receive when they sign in."""
-    token_path: Path
-    """The file of the token."""
-    sign_in: SignIn
-    """The sign-in of browsers."""
-
-
 @contextmanager
-def server_access(store: StorePlace, url: str, files_root: Path | None) -> Generator[Access]:
+def server_access(store: StorePlace, url: str, files_root: Path | None) -> Generator[tuple[SignIn, Path]]:
     """Make a new token for the server at `url`, and keep it beside the store while the server runs, in a file that only
-    this user can read.
+    this user can read. Yield the sign-in of browsers with the token, and the file.
     """
     path = token_path(_folder(store, files_root), url)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -346,7 +335,7 @@ def server_access(store: StorePlace, url: str, files_root: Path | None) -> Gener
         file.write(token + "\n")
     fresh.replace(path)
     try:
-        yield Access(token, path, SignIn(token, urlsplit(url).netloc, Clock()))
+        yield SignIn(token, urlsplit(url).netloc, Clock()), path
     finally:
         path.unlink(missing_ok=True)
 

@@ -95,15 +95,10 @@ DOCUMENTED_BESIDE_OTHERS: dict[int | str, dict[str, Any]] = {
 """The same for a route whose responses have another media type."""
 
 
-class NothingLeft(Exception):  # noqa: N818 - a normal response
-    """No event can follow in an ended run: status 204 keeps an `EventSource` from reconnecting."""
-
-
 def add_handlers(app: FastAPI) -> None:
     """Make `app` answer every error in the one shape."""
     app.add_exception_handler(HTTPException, _handle_http)
     app.add_exception_handler(RequestValidationError, _handle_validation)
-    app.add_exception_handler(NothingLeft, _handle_nothing_left)
     app.add_exception_handler(Exception, _handle_bug)
     app.add_exception_handler(PlaitError, _handle_error)
 
@@ -113,8 +108,10 @@ async def _handle_error(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(problem(error.word, str(error)), error.http_status)
 
 
-async def _handle_http(request: Request, error: Exception) -> JSONResponse:
+async def _handle_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 204:
+        return Response(status_code=204)
     code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
     if code == 400:  # an unreadable body, treated like an invalid one
         code, kind = _INVALID
@@ -148,10 +145,6 @@ async def _handle_validation(_request: Request, error: Exception) -> JSONRespons
 
 async def _handle_bug(_request: Request, _error: Exception) -> JSONResponse:
     return JSONResponse(problem("internal", "internal error; see the log of the server"), 500)
-
-
-async def _handle_nothing_left(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=204)
 
 
 class StrictJsonRoute(APIRoute):
@@ -641,12 +634,12 @@ class ServedRuns:
             ),
         ] = 0,
     ) -> AsyncGenerator[_Stream]:
-        """Open the stream of the events of a run. Raises RunNotFound; NothingLeft if no event can follow."""
+        """Open the stream of the events of a run. Raises RunNotFound; HTTPException if no event can follow."""
         after = max(start.after, last_event_id)
         if await self._status(run_id) in RUN_DONE:
             async with aclosing(self.runs.events(run_id, after)) as left:
                 if await anext(left, None) is None:
-                    raise NothingLeft
+                    raise HTTPException(204)  # keeps an `EventSource` from reconnecting
         events = _sent_events(self.runs.events(run_id, after))
         texts = _sent_texts(self.runs.texts(run_id)) if start.text else None
         async with open_stream(self.stopping, events, texts) as stream:

@@ -123,8 +123,8 @@ class _Connection(H11Protocol):
 _LAST_ANSWERS_S = 2
 
 
-def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
-    """Return the application without its guard; with `sign_in`, the web page included."""
+def make_app(served: ServedRuns, sign_in: SignIn) -> FastAPI:
+    """Return the application, the web page included, without its guard."""
     # The guard checks the token; this dependency publishes the scheme in /openapi.json.
     bearer = HTTPBearer(auto_error=False, description="The token in the file that `plait serve` names at its start.")
     app = FastAPI(
@@ -139,35 +139,27 @@ def make_app(served: ServedRuns, sign_in: SignIn | None = None) -> FastAPI:
     add_handlers(app)
     prepare_schemas()
     app.include_router(served.router())
-    if sign_in is not None:
-        app.include_router(files_router())
-        app.include_router(PageApi(served.runs, sign_in, served.stopping).router())
+    app.include_router(files_router())
+    app.include_router(PageApi(served.runs, sign_in, served.stopping).router())
     return app
 
 
 class ApiServer:
-    """Serves runs on `listening`, a socket bound to `host`, to clients that send `token`; with `sign_in`, also the web
+    """Serves runs on `listening`, a socket bound to `host`, to clients that send the token of `sign_in`, and the web
     page to browsers.
     """
 
-    def __init__(
-        self,
-        served: ServedRuns,
-        listening: socket.socket,
-        token: str,
-        sign_in: SignIn | None = None,
-        host: str = "127.0.0.1",
-    ) -> None:
+    def __init__(self, served: ServedRuns, listening: socket.socket, sign_in: SignIn, host: str = "127.0.0.1") -> None:
         self._served = served
         self._listening = listening
         port = listening.getsockname()[1]
         own = f"[{host}]" if ":" in host else host
         hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]", own))
-        page = None if sign_in is None else WebPage(f"{own}:{port}", frozenset(page_files()), CONTENT_POLICY)
+        page = WebPage(f"{own}:{port}", frozenset(page_files()), CONTENT_POLICY)
         self._connections = Connections()
         self._uvicorn = _Quiet(
             uvicorn.Config(
-                Guard(make_app(served, sign_in), token, hosts, page),
+                Guard(make_app(served, sign_in), sign_in.token, hosts, page),
                 http=cast("type[asyncio.Protocol]", self._connections.make_protocol),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",

@@ -15,9 +15,11 @@ import httpx
 import pytest
 
 from plait import DAG, ParallelRunner, Runs, Task
+from plait.clock_and_ids import Clock
 from plait.errors import PlanError
 from plait.persistence import MemoryStore, Store
 from plait.runner.client.offered_plans import posted_plan
+from plait.runner.serving.http_guard import SignIn
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
 from tests.support.fakes import Talker
@@ -104,7 +106,7 @@ def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
 @asynccontextmanager
 async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
     async with quick_runs(ParallelRunner(Talker(), store=store)) as service:
-        app = make_app(ServedRuns(service, ["default"], {}))
+        app = make_app(ServedRuns(service, ["default"], {}), SignIn("token", "127.0.0.1:8377", Clock()))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             yield client
@@ -188,7 +190,7 @@ async def stream(served: ServedRuns, run_id: str, receive: Any, send: Any) -> No
     """Request the events of a run, as a server does."""
     path = f"/api/runs/{run_id}/events"
     scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
-    await make_app(served)(scope, receive, send)
+    await make_app(served, SignIn("token", "127.0.0.1:8377", Clock()))(scope, receive, send)
 
 
 async def test_a_stream_beats_while_nothing_happens_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,11 @@ import pytest
 from anyio.abc import SocketStream
 
 from plait.backends import FunctionBackend
+from plait.clock_and_ids import Clock
 from plait.persistence import MemoryStore
 from plait.runner.parallel_runner import ParallelRunner
 from plait.runner.serving import http_server
+from plait.runner.serving.http_guard import SignIn
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import ApiServer
 from tests.support.processes.served import Served, heard, served
@@ -172,7 +174,7 @@ async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[int]:
     runner = ParallelRunner(FunctionBackend(str.upper), store=MemoryStore())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         async with runner.runs as service, anyio.create_task_group() as beside:
-            server = ApiServer(ServedRuns(service, (), {}), listening, "token")
+            server = ApiServer(ServedRuns(service, (), {}), listening, SignIn("token", "127.0.0.1:8377", Clock()))
             beside.start_soon(server.serve)
             yield listening.getsockname()[1]
             server.stop()

@@ -14,9 +14,11 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task
 from plait.backends import ask
+from plait.clock_and_ids import Clock
 from plait.errors import AnswerConflict
 from plait.persistence import MemoryStore, Store
 from plait.runner.serving import http_routes
+from plait.runner.serving.http_guard import SignIn
 from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
 from plait.runner.views import read_views
@@ -135,7 +137,7 @@ async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeyp
     runner = ParallelRunner(asks, store=MemoryStore())
     run = await runner.run(DAG([Task("a", "x")]))
     async with runner.runs as service, anyio.create_task_group() as group:
-        app = make_app(ServedRuns(service, ["default"], {}))
+        app = make_app(ServedRuns(service, ["default"], {}), SignIn("token", "127.0.0.1:8377", Clock()))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
             shown: list[httpx.Response] = []
 
