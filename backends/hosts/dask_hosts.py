@@ -109,7 +109,7 @@ class WorkerConnection(HostConnection):
     """
 
     def __init__(self, name: str, run: RunOnHosts, token: str) -> None:
-        super().__init__(name, run, {})
+        super().__init__(name, run, {}, self._open)
         self.busy_until = 0.0
         """The time, of the event loop, until which other runs are taken to have the resources."""
         self._token = token

@@ -12,7 +12,6 @@ import asyncio
 import os
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -128,12 +127,23 @@ class AttemptChannel:
         return False
 
 
-class HostConnection(ABC):
-    """The connection of a run to the host `name`, with its `resources` for attempts. A subclass knows the way there."""
+class HostConnection:
+    """The connection of a run to the host `name`, with its `resources` for attempts, which other runs may share.
 
-    def __init__(self, name: str, run: RunOnHosts, resources: Mapping[str, float]) -> None:
+    `connect` starts `plait host` there. It returns None to begin again, as with another address, and raises
+    HostUnreachable.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: RunOnHosts,
+        resources: Mapping[str, float],
+        connect: Callable[[], Awaitable[Channel | None]],
+    ) -> None:
         self.name = name
         self.resources = resources
+        self._connect = connect
         self._run = run
         self.attempts: dict[str, AttemptChannel] = {}
         """The attempts that this process has on the host, by name."""
@@ -155,13 +165,11 @@ class HostConnection(ABC):
         self._to_send = anyio.Event()
         self._closing = anyio.Event()
 
-    @abstractmethod
-    async def _open(self) -> Channel | None:
-        """Start `plait host` there. Return None to begin again, as with another address. Raise HostUnreachable."""
-
-    @abstractmethod
     def ask(self, attempt: AttemptChannel) -> None:
-        """Ask for room for an attempt in `attempts`, which reads a frame `slot` once there is room."""
+        """Ask the host for room for an attempt in `attempts`, and for the folder in which the attempt writes. The
+        attempt reads a frame `slot` once there is room.
+        """
+        self.send({"op": "ask", "attempt": attempt.name, "writes": attempt.writes})
 
     def send(self, frame: Frame) -> None:
         """Send a frame. Never waits. Frames for a host that is away are dropped: `hello` names the attempts to keep.
@@ -214,7 +222,7 @@ class HostConnection(ABC):
             while self.refusal is None and not self._closing.is_set():
                 await anyio.sleep(_RETRIES_S[min(self.tries, len(_RETRIES_S) - 1)])
                 try:
-                    channel = await self._open()
+                    channel = await self._connect()
                 except HostUnreachable as error:
                     self._lost(str(error))
                 else:
@@ -425,18 +433,6 @@ class _ProcessChannel:
 
 
 @value
-class CommandResult:
-    """The end of a command."""
-
-    code: int | None
-    """The exit code; None if the connection broke."""
-    output: bytes
-    """All of standard output."""
-    errors: str
-    """The last line of standard error."""
-
-
-@value
 class ReachableHost:
     """A host."""
 
@@ -446,8 +442,10 @@ class ReachableHost:
     open: Callable[[Sequence[str]], Awaitable[Channel]]
     """Starts `plait` with these words there. Raises HostUnreachable."""
 
-    async def run(self, words: Sequence[str], data: bytes = b"") -> CommandResult:
-        """Run `plait` with `words` there, with `data` as standard input. Raises HostUnreachable."""
+    async def run(self, words: Sequence[str], data: bytes = b"") -> tuple[bytes, Channel]:
+        """Run `plait` with `words` there, with `data` as standard input. Return all of standard output, and the closed
+        channel, which has the exit code. Raises HostUnreachable.
+        """
         channel = await self.open(words)
         output = bytearray()
         try:
@@ -459,7 +457,7 @@ class ReachableHost:
                     output += await channel.receive()
         finally:
             await channel.close()
-        return CommandResult(channel.code, bytes(output), channel.errors)
+        return bytes(output), channel
 
 
 _PROBE_S = 30.0
@@ -502,19 +500,19 @@ async def _state_of(host: ReachableHost) -> HostState:
     question = frame_line({"op": "probe"})
     try:
         with anyio.fail_after(_PROBE_S):
-            answer = await host.run(("host",), question)
+            output, ended = await host.run(("host",), question)
     except TimeoutError:
         return HostState(host.name, host.slots, problem=f"away: no answer within {_PROBE_S:g} s")
     except HostUnreachable as error:
         return HostState(host.name, host.slots, problem=f"away: {error}")
-    first = answer.output.partition(b"\n")[0]
+    first = output.partition(b"\n")[0]
     try:
         frame = read_frame(first)
         if frame["op"] == "refused":
             return HostState(host.name, host.slots, problem=one_line(str(frame["message"])))
         theirs, at_work = str(frame["version"]), int(frame["at_work"])
     except (KeyError, TypeError, ValueError):
-        why = foreign_output(first) if first else answer.errors or f"plait host exited with {answer.code}"
+        why = foreign_output(first) if first else ended.errors or f"plait host exited with {ended.code}"
         return HostState(host.name, host.slots, problem=f"away: {why}")
     ours = version("plait")
     return HostState(host.name, host.slots, at_work, theirs, None if theirs == ours else differs(theirs, ours))

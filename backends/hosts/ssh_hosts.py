@@ -10,7 +10,7 @@ from functools import partial
 
 from plait.backends.backend_protocol import RunOnHosts
 from plait.backends.hosts.host_backend import PATIENCE, HostGroup
-from plait.backends.hosts.host_connection import AttemptChannel, Channel, HostConnection, ReachableHost, open_process
+from plait.backends.hosts.host_connection import Channel, HostConnection, ReachableHost, open_process
 from plait.backends.hosts.host_session import HostSession
 from plait.json_form import value
 
@@ -102,23 +102,12 @@ class SSHHosts(HostGroup):
         yield [ReachableHost(host.name, host.slots, partial(opened, host)) for host in self.all]
 
     def _new_session(self, run: RunOnHosts) -> HostSession:
-        connections = (SSHConnection(host.name, run, host.slots, self.command(host, "host")) for host in self.all)
+        connections = (
+            # The host itself gives its slots, which other runs share.
+            HostConnection(host.name, run, {"slots": host.slots}, partial(open_process, self.command(host, "host")))
+            for host in self.all
+        )
         return HostSession(connections, self._patience, run.on_away)
 
 
 _ONE: Mapping[str, float] = {"slots": 1}
-
-
-class SSHConnection(HostConnection):
-    """The connection to the host `name` by `command`. The host itself gives its slots, which other runs share."""
-
-    def __init__(self, name: str, run: RunOnHosts, slots: int, command: Sequence[str]) -> None:
-        super().__init__(name, run, {"slots": slots})
-        self._command = command
-
-    async def _open(self) -> Channel:
-        return await open_process(self._command)
-
-    def ask(self, attempt: AttemptChannel) -> None:
-        """Ask the host for a slot, and for the folder in which the attempt writes."""
-        self.send({"op": "ask", "attempt": attempt.name, "writes": attempt.writes})

@@ -411,15 +411,15 @@ async def _visit(
 
 async def _doctor(host: ReachableHost) -> list[Finding]:
     with anyio.move_on_after(_ANSWER_S):
-        answer = await host.run(("doctor", "--json"))
-        if answer.code in _SUCCEEDED:
-            checks: list[dict[str, str]] = json.loads(answer.output)["checks"]
+        output, ended = await host.run(("doctor", "--json"))
+        if ended.code in _SUCCEEDED:
+            checks: list[dict[str, str]] = json.loads(output)["checks"]
             return [
                 Finding(f"{host.name}: {one['check']}", Verdict(one["verdict"]), one["found"], one["advice"])
                 for one in checks
                 if one["verdict"] != Verdict.OK or one["check"] in _AGENTS
             ]
-        return [Finding(f"{host.name}: doctor", Verdict.BAD, f"plait doctor exited with {answer.code} there")]
+        return [Finding(f"{host.name}: doctor", Verdict.BAD, f"plait doctor exited with {ended.code} there")]
     return [Finding(f"{host.name}: doctor", Verdict.BAD, f"plait doctor did not end within {_ANSWER_S:g} s there")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 
 import anyio
@@ -10,9 +11,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from plait.backends.backend_protocol import AwayHost, Output, RunOnHosts
-from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
+from plait.backends.hosts.host_connection import AttemptChannel, HostConnection, open_process
 from plait.backends.hosts.host_session import HostSession
-from plait.backends.hosts.ssh_hosts import SSHConnection
 from plait.errors import BackendError
 
 
@@ -22,7 +22,7 @@ def attempt(task: str) -> AttemptChannel:
 
 def away_host(name: str) -> HostConnection:
     """A host that was connected before, and cannot be reached now."""
-    connection = SSHConnection(name, RunOnHosts("r", "0" * 32, 1), 1, ("ssh",))
+    connection = HostConnection(name, RunOnHosts("r", "0" * 32, 1), {"slots": 1}, partial(open_process, ("ssh",)))
     connection.was_connected, connection.tries, connection.away_since = True, 1, 1.0
     return connection
 
