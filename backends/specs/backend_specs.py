@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, cast
@@ -62,6 +63,7 @@ class DescribedModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     @classmethod
+    @cache
     def descriptions(cls) -> dict[str, str]:
         """Return the descriptions of the fields by name, inherited ones too."""
         found = {name: field.description for name, field in cls.model_fields.items() if field.description}

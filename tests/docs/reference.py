@@ -483,6 +483,7 @@ def docstrings_of_fields(kind: type) -> dict[str, str]:
     return texts
 
 
+@cache
 def _own_fields(kind: type) -> dict[str, str]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
