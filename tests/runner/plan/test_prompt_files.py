@@ -112,9 +112,9 @@ def test_a_prompt_is_bounded_with_all_that_it_includes(folder: Path) -> None:
     (folder / "p.md").write_text("{% include 'i.md' %}" * 2)
     (folder / "i.md").write_text("x" * 600_000)
     assert mistakes(folder)[0].message == f"the prompt file 'p.md' with what it includes {too_long}"
-    # Each level is small, all together would be a million files without a character of text.
+    # Each level is small, all together would be a hundred million files without a character of text.
     for number in range(8):
-        (folder / f"{number}.md").write_text(f"{{% include '{number + 1}.md' %}}" * 60)
+        (folder / f"{number}.md").write_text(f"{{%{' ' * 3_000} include '{number + 1}.md' %}}" * 10)
     (folder / "8.md").write_text("")
     (folder / "p.md").write_text("{% include '0.md' %}")
     assert mistakes(folder)[0].message == f"the prompt file 'p.md' with what it includes {too_long}"
