@@ -100,7 +100,8 @@ def apply_events(run_id: str, run: CachedRun | None, first_seq: int, batch: Sequ
     applier = _Applier(run_id, run)
     segments = applier.apply(first_seq, batch)
     head = run.head
-    sums = _sums(head.usage)
+    spent = _usage(head.usage)
+    sums = *spent[:3], *spent[4:]  # all but the model
     if not applier.changes_head:
         return Applied(run, segments, (tables.SET_LAST_SEQ, (head.last_seq, *sums)), before)
     owner, lease = head.owner, head.lease_expires_at
@@ -181,12 +182,11 @@ class _Applier:
         change is written with a start of the task by `_set_status`.
         """
         task_id = change.task_id
-        state = self._state_of(task_id)
+        state = self._tasks.get(task_id) or self._state_of(task_id)
         if state is None:
             raise write_rules.conflict(self._run_id, change, None)
-        if (attempt is not None and attempt != state.attempt) or state.status not in write_rules.statuses_before(
-            change
-        ):
+        before = write_rules.statuses_before(change)
+        if (attempt is not None and attempt != state.attempt) or state.status not in before:
             raise write_rules.conflict(self._run_id, change, (state.status, state.attempt))
         if not (joins_start and task_id in self._begun):
             self._touch(task_id)
@@ -432,14 +432,8 @@ class _Applier:
 
 
 def _usage(usage: Usage) -> Row:
-    """Return the values of the columns of an attempt."""
+    """Return the values of the columns of an attempt; those of a run have no model."""
     if usage is NO_USAGE:
         return 0, 0, None, None, 0, 0, 0, 0, 0
     parts = usage.cache_read_tokens, usage.cache_write_tokens, usage.reasoning_tokens, int(usage.cost_is_partial)
     return usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.model, *parts, usage.cache_write_1h_tokens
-
-
-def _sums(usage: Usage) -> Row:
-    """Return the values of the columns of a run."""
-    tokens_in, tokens_out, cost, _, *parts = _usage(usage)
-    return tokens_in, tokens_out, cost, *parts

@@ -285,12 +285,10 @@ async def _on_a_thread(functions: _WholeFunctions) -> aiosqlite.Connection:
 
 
 def _change(connection: sqlite3.Connection, write: Write, rows: list[Row]) -> None:
-    if write.at_once > 1:
-        for start in range(0, len(rows), write.at_once):
-            some = rows[start : start + write.at_once]
-            connection.execute(tables.for_each_row(write, len(some)), [*chain.from_iterable(some)])
-        return
-    changed = connection.executemany(tables.for_each_row(write), rows).rowcount
+    changed = 0
+    for start in range(0, len(rows), write.at_once):
+        some = rows[start : start + write.at_once]
+        changed += connection.execute(tables.for_each_row(write, len(some)), [*chain.from_iterable(some)]).rowcount
     if write.key and changed != len(rows):
         raise StoreError(f"the store is damaged: {len(rows) - changed} rows of {write.table} are missing")
 

@@ -16,7 +16,7 @@ from plait.errors import StoreError
 from plait.statuses import TASK_STATUSES, AttemptStatus, RunStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
@@ -213,19 +213,28 @@ class Write:
         self.end = end
         """What follows the values of an insert."""
         self.at_once = at_once
-        """The most rows of one insert in SQLite: many if they are short, because the connection keeps the values. Every
-        execution hands the interpreter lock over.
+        """The most rows of one statement in SQLite: few if they may be long, because the connection keeps the values.
+        Every execution hands the interpreter lock over.
         """
 
 
 @cache
 def for_each_row(write: Write, count: int = 1) -> str:
-    """Return the statement for one row, in SQLite; an insert for `count` rows."""
+    """Return the statement for `count` rows, in SQLite."""
+    columns = (*write.columns, *write.key)
+    marks = ", ".join([f"({', '.join('?' * len(columns))})"] * count)
     if not write.key:
-        marks = ", ".join([f"({', '.join('?' * len(write.columns))})"] * count)
-        return f"INSERT INTO {write.table} ({', '.join(write.columns)}) VALUES {marks}{write.end}"
+        return f"INSERT INTO {write.table} ({', '.join(columns)}) VALUES {marks}{write.end}"
+    if count > 1:  # SQLite names the columns of VALUES by number
+        return _update_from(write, f"(VALUES {marks}) AS u", [f"column{n}" for n, _ in enumerate(columns, 1)])
     changed = ", ".join(f"{column} = ?" for column in write.columns)
     return f"UPDATE {write.table} SET {changed} WHERE {' AND '.join(f'{column} = ?' for column in write.key)}"
+
+
+def _update_from(write: Write, rows: str, names: Sequence[str]) -> str:
+    pairs = [f"{column} = u.{name}" for column, name in zip((*write.columns, *write.key), names, strict=True)]
+    of_key = " AND ".join(f"t.{pair}" for pair in pairs[len(write.columns) :])
+    return f"UPDATE {write.table} AS t SET {', '.join(pairs[: len(write.columns)])} FROM {rows} WHERE {of_key}"
 
 
 KINDS: Final = dict(re.findall(r"^    (\w+) \{(\w+)\}", _SCHEMA, re.MULTILINE))
@@ -257,9 +266,7 @@ def for_all_rows(writes: tuple[Write, ...], head: Write | None = None) -> str:
             names = ", ".join(f"u.{column}" for column in columns)
             part = f"INSERT INTO {write.table} ({', '.join(columns)}) SELECT {names} FROM {rows}{write.end}"
         else:
-            changed = ", ".join(f"{column} = u.{column}" for column in write.columns)
-            where = " AND ".join(f"t.{column} = u.{column}" for column in write.key)
-            part = f"UPDATE {write.table} AS t SET {changed} FROM {rows} WHERE {where}"
+            part = _update_from(write, rows, columns)
         parts.append(f"w{number} AS ({part})")
     return f"WITH {', '.join(parts)} SELECT {'1' if head is None else 'count(*) FROM head'}"
 
@@ -294,9 +301,9 @@ _COMPLETED = (
     "run_id position task_id attempt backend started_at started_seq status ended_at ended_seq input_tokens "
     "output_tokens duration_s prompt_checksum prompt result_checksum text"
 )
-COMPLETE_USUALLY: Final = Write("attempts", f"{_COMPLETED} session_id cost_usd model")
+COMPLETE_USUALLY: Final = Write("attempts", f"{_COMPLETED} session_id cost_usd model", at_once=8)
 """A short prompt with a short answer, without data, and without tokens counted apart."""
-COMPLETE_FUNCTION: Final = Write("attempts", _COMPLETED)
+COMPLETE_FUNCTION: Final = Write("attempts", _COMPLETED, at_once=8)
 """The same by a backend without sessions, costs and models."""
 ADD_MESSAGE: Final = Write("messages")
 ADD_EVENT: Final = Write("events", at_once=32)
@@ -310,9 +317,9 @@ SET_HEAD: Final = Write(
 )
 SET_LAST_SEQ: Final = Write("runs", f"last_seq {_SUMS}", "run_id")
 _STARTED = "status attempt session_confirmed attempt_backend started_at started_seq"
-START_TASK: Final = Write("tasks", _STARTED, _TASK)
+START_TASK: Final = Write("tasks", _STARTED, _TASK, at_once=16)
 START_IN_SESSION: Final = Write("tasks", f"{_STARTED} session_id", _TASK)
-SET_STATUS: Final = Write("tasks", "status", _TASK)
+SET_STATUS: Final = Write("tasks", "status", _TASK, at_once=16)
 LEAVE_QUESTION: Final = Write("tasks", "status question asked", _TASK)
 ASK: Final = Write("tasks", "status question asked crashes", _TASK)
 ANSWER: Final = Write("tasks", "status question asked answers answers_checksum", _TASK)

@@ -626,6 +626,8 @@ def columns_of(event: Event) -> tuple[str, str, str | None, int | None, str]:
     if type(event) is TaskStarted:
         detail = _detail_of_start(event.backend, event.confirmed, event.reserved_usd, event.moved_from)
         return event.at, event.kind, event.task_id, event.attempt, detail
+    if type(event) is TaskCompleted and event.usage is NO_USAGE:  # all other fields are left out
+        return event.at, event.kind, event.task_id, event.attempt, "{}"
     if isinstance(event, TaskReopened) and event.prompt is not None:
         event = replace(event, prompt="changed")
     form = as_json(event, event.left_out)

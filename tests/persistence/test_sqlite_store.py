@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -16,9 +17,9 @@ import pytest
 
 from plait import failpoints
 from plait.errors import Conflict, StoreBusy, StoreError, StoreUnusable
-from plait.events import SessionOpened
+from plait.events import NewTask, SessionOpened
 from plait.persistence import MemoryStore, SQLiteStore, sqlite_file, sqlite_store
-from tests.contracts.store.samples import ASK, DONE_A, OPENING, RUN, START_A, Writer, at, whole
+from tests.contracts.store.samples import ASK, CLAIMED, CREATED, DONE_A, OPENING, RUN, START_A, Writer, at, whole
 
 
 async def test_a_row_that_is_missing_is_damage_and_nothing_is_written() -> None:
@@ -29,6 +30,18 @@ async def test_a_row_that_is_missing_is_damage_and_nothing_is_written() -> None:
     before = await whole(store)
     with pytest.raises(StoreError, match=r"^the store is damaged: 1 rows of tasks are missing$"):
         await writer.write(ASK, DONE_A)
+    assert await whole(store) == before
+
+
+async def test_one_row_of_many_that_is_missing_is_damage_and_nothing_is_written() -> None:
+    store, ids = MemoryStore(), [f"t{number}" for number in range(40)]
+    writer = Writer(store)
+    await writer.write(replace(CREATED, tasks=tuple(NewTask(one, "p") for one in ids)), CLAIMED)
+    await writer.write(*(replace(START_A, task_id=one) for one in ids))
+    store._connection.execute("DELETE FROM tasks WHERE task_id = 't20'")
+    before = await whole(store)
+    with pytest.raises(StoreError, match=r"^the store is damaged: 1 rows of tasks are missing$"):
+        await writer.write(*(replace(DONE_A, task_id=one) for one in ids))
     assert await whole(store) == before
 
 

@@ -60,12 +60,16 @@ def test_every_change_finds_its_rows_by_their_whole_key() -> None:
         assert writes[name].key == keys[writes[name].table], name
 
 
-def test_the_statement_for_one_row() -> None:
+def test_the_statement_for_one_row_and_for_some() -> None:
     assert for_each_row(Write("notes", "run_id body", end=" ON CONFLICT DO NOTHING")) == (
         "INSERT INTO notes (run_id, body) VALUES (?, ?) ON CONFLICT DO NOTHING"
     )
     assert for_each_row(Write("notes", "run_id body"), 2) == "INSERT INTO notes (run_id, body) VALUES (?, ?), (?, ?)"
     assert for_each_row(SET_STATUS) == "UPDATE tasks SET status = ? WHERE run_id = ? AND position = ?"
+    assert for_each_row(SET_STATUS, 2) == (
+        "UPDATE tasks AS t SET status = u.column1 FROM (VALUES (?, ?, ?), (?, ?, ?)) AS u "
+        "WHERE t.run_id = u.column2 AND t.position = u.column3"
+    )
     assert ADD_NOTE.columns == tuple(COLUMNS["notes"])
 
 

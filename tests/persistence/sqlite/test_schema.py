@@ -60,9 +60,12 @@ async def test_updates_find_their_rows_by_key(path: Path) -> None:
     assert len(updates) > 10
     with closing(sqlite3.connect(path)) as connection:
         for update in updates:
-            values = (None,) * (len(update.columns) + len(update.key))
-            plan = connection.execute(f"EXPLAIN QUERY PLAN {for_each_row(update)}", values).fetchall()
-            assert [row[3].split()[0] for row in plan] == ["SEARCH"], update.table
+            for count in (1, 3):
+                values = (None,) * (len(update.columns) + len(update.key)) * count
+                plan = connection.execute(f"EXPLAIN QUERY PLAN {for_each_row(update, count)}", values).fetchall()
+                steps = [row[3].split()[:2] for row in plan]
+                assert ["SEARCH", update.table if count == 1 else "t"] in steps, update.table
+                assert not [step for step in steps if step[0] == "SCAN" and step[1] not in {"u", "3"}], update.table
 
 
 def test_a_large_batch_takes_few_statements(tmp_path: Path) -> None:
