@@ -14,6 +14,7 @@ import errno
 import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from typing import Any, Final, cast
 
@@ -41,58 +42,21 @@ _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS,
 _LOG_SECONDS: Final = 60.0
 
 
-class Connections:
-    """The connections of one server."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[_Connection, None] = {}  # in the order of their coming
-        self._silent_until = 0.0
-
-    def make_protocol(self, **given: Any) -> asyncio.Protocol:
-        """Return the protocol of a new connection. `given` are the arguments of uvicorn."""
-        return _Connection(self, **given)
-
-    def add(self, connection: _Connection) -> None:
-        """Count `connection` as waiting. Closes the oldest waiting connection if there are too many."""
-        self._waiting[connection] = None
-        if len(self._waiting) > MOST_WAITING:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            oldest.transport.abort()
-
-    def discard(self, connection: _Connection) -> None:
-        """Count `connection` no longer as waiting."""
-        self._waiting.pop(connection, None)
-
-    def handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an error outside of all tasks. Connections that cannot be accepted are logged once a minute; asyncio
-        tries again every second, and would log a traceback each time.
-        """
-        error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES or "socket" not in context:
-            loop.default_exception_handler(context)
-        elif loop.time() >= self._silent_until:
-            self._silent_until = loop.time() + _LOG_SECONDS
-            logger().error(
-                "connections cannot be accepted; raise the limit of open files (ulimit -n)", error=str(error)
-            )
-
-
 class _Connection(H11Protocol):
-    def __init__(self, connections: Connections, **given: Any) -> None:
+    def __init__(self, server: ApiServer, **given: Any) -> None:
         super().__init__(**given)
-        self._connections = connections
+        self._server = server
         self._head_timer: asyncio.TimerHandle | None = None
         admit: Callable[[], None] = self._admit
         self.app_state = {ADMIT: admit}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._connections.add(self)
+        self._server.count_waiting(self)
         self._limit_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.discard(self)
+        self._server.discard(self)
         self._cancel_timer()
         super().connection_lost(exc)
 
@@ -105,11 +69,11 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
-            self._connections.add(self)
+            self._server.count_waiting(self)
         super().on_response_complete()
 
     def _admit(self) -> None:
-        self._connections.discard(self)
+        self._server.discard(self)
 
     def _limit_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
@@ -156,11 +120,12 @@ class ApiServer:
         own = f"[{host}]" if ":" in host else host
         hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]", own))
         page = WebPage(f"{own}:{port}", frozenset(page_files()), CONTENT_POLICY)
-        self._connections = Connections()
+        self._waiting: dict[_Connection, None] = {}  # in the order of their coming
+        self._silent_until = 0.0
         self._uvicorn = _Quiet(
             uvicorn.Config(
                 Guard(make_app(served, sign_in), sign_in.token, hosts, page),
-                http=cast("type[asyncio.Protocol]", self._connections.make_protocol),  # uvicorn only calls it
+                http=cast("type[asyncio.Protocol]", partial(_Connection, self)),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -178,7 +143,7 @@ class ApiServer:
         """Serve until `stop` is called."""
         loop = asyncio.get_running_loop()
         handler = loop.get_exception_handler()
-        loop.set_exception_handler(self._connections.handle_loop_error)
+        loop.set_exception_handler(self._handle_loop_error)
         try:
             await self._uvicorn.serve([self._listening])
         finally:
@@ -188,6 +153,31 @@ class ApiServer:
         """Refuse new requests, end the event streams, finish requests in progress. Can be called at any time."""
         self._served.stopping.set()
         self._uvicorn.should_exit = True
+
+    def count_waiting(self, connection: _Connection) -> None:
+        """Count `connection` as waiting. Closes the oldest waiting connection if there are too many."""
+        self._waiting[connection] = None
+        if len(self._waiting) > MOST_WAITING:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.abort()
+
+    def discard(self, connection: _Connection) -> None:
+        """Count `connection` no longer as waiting."""
+        self._waiting.pop(connection, None)
+
+    def _handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an error outside of all tasks. Connections that cannot be accepted are logged once a minute; asyncio
+        tries again every second, and would log a traceback each time.
+        """
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES or "socket" not in context:
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._silent_until:
+            self._silent_until = loop.time() + _LOG_SECONDS
+            logger().error(
+                "connections cannot be accepted; raise the limit of open files (ulimit -n)", error=str(error)
+            )
 
 
 class _Quiet(uvicorn.Server):

@@ -2,7 +2,7 @@
 
 import { addressOf, h, replace, s, seconds, set, SHAPES, words, zoomButtons } from "./dom.js";
 import { get } from "./page_api.js";
-import { countsOf, groupsOf, noteOf } from "./selection.js";
+import { countsOf, groupsOf, noteOf } from "./task_lists.js";
 
 const MARGIN = 24;
 const BESIDE = 200; // pixels beside the view

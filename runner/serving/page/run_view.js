@@ -5,8 +5,7 @@ import { addressOf, button, chips, cost, count, elapsed, fact, h, inOut, replace
 import { GraphView } from "./graph_view.js";
 import { Live } from "./page_api.js";
 import { owner, progress } from "./run_list.js";
-import { Selection, STATUSES } from "./selection.js";
-import { ResultTable, Timeline } from "./task_lists.js";
+import { ResultTable, Selection, STATUSES, Timeline } from "./task_lists.js";
 import { TaskPanel } from "./task_panel.js";
 
 const VIEWS = ["table", "timeline", "graph"];

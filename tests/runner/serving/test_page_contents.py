@@ -431,4 +431,4 @@ def test_the_page_is_small(tmp_path: Path) -> None:
             assert answer.headers["content-encoding"] == "gzip"
             assert answer.content == page_files()[name][0]
     assert sum(len(page_files()[name][0]) for name in names) < MOST_BYTES
-    assert len(names) == 12
+    assert len(names) == 11
