@@ -20,7 +20,7 @@ from plait.runner.engine.run_options import RunOptions, StorePlace, open_store
 from plait.runner.state.stored_run import rows_file_of
 from plait.runner.views.event_sentences import counted
 from plait.runner.views.result_rows import as_csv, as_json_lines, columns, csv_heading, csv_lines
-from plait.runner.views.trace_spans import Collector, RunTrace, SpanSender
+from plait.runner.views.trace_spans import RunTrace, SpanSender
 
 _FORMATS = (".csv", ".jsonl")
 _FOLLOW_S = 1.0
@@ -111,8 +111,8 @@ async def _send_trace(
     path: StorePlace, word: str, of: RunsOfPlan | None, *, is_followed: bool, has_content: bool, as_json: bool
 ) -> None:
     """Send the spans of the run that `word` names."""
-    collector, clock = Collector.of_environment(os.environ), Clock()
-    sender, sent = SpanSender(collector, clock), 0
+    clock, sent = Clock(), 0
+    sender = SpanSender.of_environment(os.environ, clock)
     async with open_store(path, "read") as store:
         run = await find_run(store, word, of)
         trace = RunTrace(store, run.run_id, content=has_content)
@@ -127,6 +127,6 @@ async def _send_trace(
         finally:
             await sender.aclose()
     if as_json:
-        print_json({"run_id": run.run_id, "trace_id": trace_id(run.run_id), "spans": sent, "url": collector.url})
+        print_json({"run_id": run.run_id, "trace_id": trace_id(run.run_id), "spans": sent, "url": sender.url})
     else:
-        print_note(f"{counted(sent, 'span')} of run {run.run_id} sent to {collector.url}")
+        print_note(f"{counted(sent, 'span')} of run {run.run_id} sent to {sender.url}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from importlib import metadata
 from typing import Any, TypeAlias, cast
 from urllib.parse import unquote
@@ -21,7 +20,6 @@ import anyio.to_thread
 from plait.backends.models.http_client import Client, Endpoint, url_fault
 from plait.clock_and_ids import Clock, parse_time, span_id, trace_id
 from plait.errors import PlaitError
-from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import THOUGHTS, AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.state.stored_run import events_after, stored_record
@@ -304,18 +302,26 @@ _REQUEST_S, _CONNECT_S = 30.0, 10.0
 _RETRIED = frozenset({429, 502, 503, 504})
 
 
-@value
-class Collector:
-    """The receiver of the spans."""
+class SpanSender:
+    """Sends spans to the collector at `url`, under the name of the `service`. Each request is repeated while the
+    collector is away or overloaded.
+    """
 
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    service: str = "plait"
-    """The name of the service that the spans belong to."""
+    def __init__(
+        self, url: str, clock: Clock, *, headers: Mapping[str, str] | None = None, service: str = "plait"
+    ) -> None:
+        self.url = url
+        self._clock = clock
+        self._headers = headers or {}
+        self._service = service
+        self._client: Client | None = None
+        self._endpoint = Endpoint(url, "")
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> Collector:
-        """Return the collector that the usual variables of OpenTelemetry name. Raises PlaitError for a bad URL."""
+    def of_environment(cls, environment: Mapping[str, str], clock: Clock) -> SpanSender:
+        """Return a sender to the collector that the usual variables of OpenTelemetry name. Raises PlaitError for a bad
+        URL.
+        """
         url = environment.get(TRACES_ENDPOINT)
         variable = TRACES_ENDPOINT if url else ENDPOINT
         if not url:
@@ -325,17 +331,7 @@ class Collector:
         named = environment.get(_HEADERS, ""), environment.get(_TRACES_HEADERS, "")
         pairs = (part.partition("=") for text in named for part in text.split(",") if "=" in part)
         headers = {unquote(name).strip(): unquote(value).strip() for name, _, value in pairs}
-        return cls(url, headers, environment.get("OTEL_SERVICE_NAME") or "plait")
-
-
-class SpanSender:
-    """Sends spans to a collector. Each request is repeated while the collector is away or overloaded."""
-
-    def __init__(self, collector: Collector, clock: Clock) -> None:
-        self._collector = collector
-        self._clock = clock
-        self._client: Client | None = None
-        self._endpoint = Endpoint(collector.url, "")
+        return cls(url, clock, headers=headers, service=environment.get("OTEL_SERVICE_NAME") or "plait")
 
     async def send(self, spans: Sequence[Span]) -> None:
         """Send the spans. Raises PlaitError if the collector cannot be reached in several attempts, or refuses spans.
@@ -351,7 +347,7 @@ class SpanSender:
 
     async def _post(self, spans: Sequence[Span]) -> None:
         version = metadata.version("plait")
-        resource = {"attributes": _attributes({"service.name": self._collector.service, "service.version": version})}
+        resource = {"attributes": _attributes({"service.name": self._service, "service.version": version})}
         scope = {"scope": {"name": "plait", "version": version}, "spans": spans}
         body = {"resourceSpans": [{"resource": resource, "scopeSpans": [scope]}]}
         delay = _FIRST_DELAY_S
@@ -370,7 +366,7 @@ class SpanSender:
         """
         client = await self._opened()
         try:
-            with await client.post(self._collector.url, body) as response:
+            with await client.post(self.url, body) as response:
                 said = await response.read()
                 status, retry_after = response.status, response.headers.get("retry-after", "")
         except Exception as error:  # aiohttp raises many kinds; a failed export is a line, never a traceback
@@ -385,9 +381,8 @@ class SpanSender:
 
     async def _opened(self) -> Client:
         if self._client is None:
-            headers = self._collector.headers
             self._client = await anyio.to_thread.run_sync(
-                lambda: Client(self._endpoint, headers, request_timeout=_REQUEST_S, connect_timeout=_CONNECT_S)
+                lambda: Client(self._endpoint, self._headers, request_timeout=_REQUEST_S, connect_timeout=_CONNECT_S)
             )
         return self._client
 

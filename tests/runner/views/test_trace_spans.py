@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from plait import DAG, ParallelRunner, PlaitError, Task
 from plait.backends import ConversationRequest, Reply, Usage
 from plait.clock_and_ids import Clock
 from plait.persistence import MemoryStore
-from plait.runner.views.trace_spans import Collector, RunTrace, Span, SpanSender
+from plait.runner.views.trace_spans import RunTrace, Span, SpanSender
 from tests.support.collector import collecting
 
 
@@ -95,13 +95,13 @@ async def test_a_collector_that_is_away_is_asked_again() -> None:
     spans, clock = [*(await spans_on(None)).values()], Hurried()
     with collecting() as there:
         there.answers = [(503, {}, ""), (429, {"retry-after": "7"}, ""), (502, {}, "")]
-        sender = SpanSender(Collector(f"{there.url}/v1/traces"), clock)
+        sender = SpanSender(f"{there.url}/v1/traces", clock)
         await sender.send(spans)
         await sender.aclose()
         assert len(there.spans) == len(spans)
         assert clock.waits == [1, 7, 4]
     clock.waits.clear()
-    sender = SpanSender(Collector(f"{there.url}/v1/traces"), clock)
+    sender = SpanSender(f"{there.url}/v1/traces", clock)
     with pytest.raises(PlaitError, match=r"nothing listens at .*OTEL_EXPORTER_OTLP_ENDPOINT"):
         await sender.send(spans)
     await sender.aclose()
@@ -111,14 +111,17 @@ async def test_a_collector_that_is_away_is_asked_again() -> None:
 async def test_many_spans_are_sent_in_several_requests() -> None:
     (span, *_) = (await spans_on(None)).values()
     with collecting() as there:
-        sender = SpanSender(Collector(f"{there.url}/v1/traces"), Hurried())
+        sender = SpanSender(f"{there.url}/v1/traces", Hurried())
         await sender.send([span] * 600)
         await sender.aclose()
         assert ([len(body["resourceSpans"][0]["scopeSpans"][0]["spans"]) for body in there.bodies]) == [256, 256, 88]
 
 
 def test_the_endpoint_of_the_environment() -> None:
-    found = Collector.of_environment
+
+    def found(environment: Mapping[str, str]) -> SpanSender:
+        return SpanSender.of_environment(environment, Hurried())
+
     assert found({}).url == "http://localhost:4318/v1/traces"
     assert found({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://c.example/otlp/"}).url == "https://c.example/otlp/v1/traces"
     named = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b/t"}
