@@ -235,7 +235,9 @@ class TurnWatch:
         self.finish()  # another call was made, so the current call is over
         self.close()
         folder = calls[self._calls]
-        reader = _reader_for(folder)
+        manifest = read_manifest(folder)
+        backend = None if manifest is None else backend_class(manifest.note.get("kind", ""))
+        reader = None if backend is None else cast("Reader", backend.transcript_reader(folder))
         self._calls += 1
         self._outputs_in, self._since = None if reader is None else reader.read, None
         self._follow(folder / "stdout", *([folder / "stderr"] if reader is None else []))
@@ -274,10 +276,3 @@ def _time_of(event: Mapping[str, JsonValue]) -> str | None:
     except ValueError:
         return None
     return time
-
-
-def _reader_for(folder: Path) -> Reader | None:
-    """Return the reader for the output of the call in `folder`; None if the agent is unknown."""
-    manifest = read_manifest(folder)
-    backend = None if manifest is None else backend_class(manifest.note.get("kind", ""))
-    return None if backend is None else cast("Reader", backend.transcript_reader(folder))

@@ -54,7 +54,9 @@ async def stop_on_signal(
                     signal.signal(number, signal.SIG_DFL)
                 if signal.SIGHUP in handled:
                     signal.signal(signal.SIGHUP, _ignore_hangup)
-                _show_cursor()
+                if sys.stderr.isatty():  # a live display hides the cursor, and a second signal leaves it hidden
+                    with suppress(OSError):
+                        os.write(2, _SHOW_CURSOR)
                 note("stopping, and storing the state of the run; a second signal exits at once")
                 (stop if at_shutdown is None or first == signal.SIGINT else at_shutdown)()
                 await anyio.sleep_forever()
@@ -67,13 +69,6 @@ def _ignore_hangup(_number: int, _frame: FrameType | None) -> None:
     """Ignore SIGHUP. A closed terminal sends it twice, from the kernel and from the shell, and the second is no request
     to exit at once.
     """
-
-
-def _show_cursor() -> None:
-    """Show the cursor that a live display hides: a process that the system ends shows it no more."""
-    if sys.stderr.isatty():
-        with suppress(OSError):
-            os.write(2, _SHOW_CURSOR)
 
 
 class _Action(ctypes.Structure):

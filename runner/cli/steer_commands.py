@@ -5,7 +5,8 @@ run, wherever it runs.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -40,6 +41,7 @@ from plait.runner.cli.terminal_output import (
 from plait.runner.client.answer_task import How
 from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
+from plait.runner.client.runs import Runs
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.engine.lease import shown_status
@@ -142,17 +144,13 @@ async def _print_questions(word: str | None, path: StorePlace, as_json: bool) ->
     for (of, name), questions in groupby(waiting, lambda one: (one.run_id, one.run_name)):
         print_line(f"run {visible(of)}  {as_line(name)}".rstrip())
         for one in questions:
-            _print_question(one, path)
+            text = visible(one.question).replace("\n", "\n    ")
+            print_line(f"\n  {as_line(one.task_id)}: {text}")
+            for what, line in question_facts(one, path):
+                print_line(f"    {what:<8}  {line}")
         print_line("")
     if not waiting:
         print_line("nothing waits for a person" + ("" if run_id is None else f" in run {visible(run_id)}"))
-
-
-def _print_question(one: QuestionView, path: StorePlace) -> None:
-    text = visible(one.question).replace("\n", "\n    ")
-    print_line(f"\n  {as_line(one.task_id)}: {text}")
-    for what, line in question_facts(one, path):
-        print_line(f"    {what:<8}  {line}")
 
 
 def _as_json(one: QuestionView, path: StorePlace) -> dict[str, Any]:
@@ -201,6 +199,13 @@ async def continue_command(run: str, task: str, message: str, **options: Any) ->
     print_line(fit(reply.text).removesuffix("\n"))
 
 
+@asynccontextmanager
+async def _steered_run(path: StorePlace, word: str) -> AsyncGenerator[tuple[RunRecord, Runs]]:
+    """Yield the run that `word` names, and the runs of its store."""
+    async with open_store(path, "existing") as store:
+        yield await find_run(store, word), TrustedBackends(store, FileOptions(), note=print_note).runs()
+
+
 def _slots_by_name(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
     given = parse_assignments(context, parameter, values)
     if wrong := next((one for one in given.items() if not (one[1].isdecimal() and one[1].isascii())), None):
@@ -222,9 +227,7 @@ async def pause_command(run: str, backend: str | None, off: bool, store_path: St
 
     `plait tune` changes how many tasks run at once.
     """
-    async with open_store(store_path, "existing") as store:
-        record = await find_run(store, run)
-        runs = TrustedBackends(store, FileOptions(), note=print_note).runs()
+    async with _steered_run(store_path, run) as (record, runs):
         is_live = await runs.pause(record.run_id, backend=backend, off=off)
     what = f"{'' if backend is None else f'{backend} of '}run {record.run_id}"
     _print_change(record, f"{what} {'goes on' if off else 'is paused'}", is_live=is_live, as_json=as_json)
@@ -253,9 +256,7 @@ async def tune_command(
     Calls under way end normally. The process of the run reads the numbers within a second, and a later `plait resume`
     keeps them. A run of `plait serve` gets no more slots than the server has.
     """
-    async with open_store(store_path, "existing") as store:
-        record = await find_run(store, run)
-        runs = TrustedBackends(store, FileOptions(), note=print_note).runs()
+    async with _steered_run(store_path, run) as (record, runs):
         is_live = await runs.tune(record.run_id, concurrency=concurrency, limits=limits)
     numbers = [*([] if concurrency is None else [f"{concurrency} tasks at once"])]
     numbers += [f"{number} on {name}" for name, number in limits.items()]
@@ -274,9 +275,8 @@ async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bo
     The process of the run reads this within a second, and tasks that wait for TASK go on after it. Of a run that has
     ended, `plait resume RUN --retry-failed` runs the failed tasks again.
     """
-    async with open_store(store_path, "existing") as store:
-        record = await find_run(store, run)
-        await TrustedBackends(store, FileOptions(), note=print_note).runs().retry(record.run_id, task)
+    async with _steered_run(store_path, run) as (record, runs):
+        await runs.retry(record.run_id, task)
     _print_change(record, f"task {task} of run {record.run_id} is to run again", is_live=True, as_json=as_json)
 
 
