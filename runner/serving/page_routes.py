@@ -54,21 +54,6 @@ class LinkBody(Received):
     """The answer, or the decision if the task waits for one; None to read the question."""
 
 
-class LiveQuery(Received):
-    """The view of a run."""
-
-    task: str | None = None
-    """The task to send in full."""
-
-
-class RowsQuery(Received):
-    """The results to write to a file."""
-
-    format: Literal["csv", "jsonl"] = "csv"
-    group: str | None = None
-    """The task whose parts are written; without it all tasks."""
-
-
 def page_files() -> Mapping[str, tuple[bytes, str]]:
     """Return the contents and the media type of each file, by the path under which the file is served."""
     found: dict[str, tuple[bytes, str]] = {}
@@ -162,19 +147,24 @@ class PageApi:
         """Return the picture of the run's graph."""
         return JSONResponse(await self._runs.graph(run_id))
 
-    async def rows(self, run_id: str, chosen: Annotated[RowsQuery, Query()]) -> Response:
-        """Return the results of the run as a file, as `plait export` writes them."""
+    async def rows(
+        self,
+        run_id: str,
+        form: Annotated[Literal["csv", "jsonl"], Query(alias="format")] = "csv",
+        group: str | None = None,
+    ) -> Response:
+        """Return the results of the run as a file, as `plait export` writes them; with `group` those of its parts."""
         rows = await self._runs.export(run_id)
-        if chosen.group is not None:
-            rows = [row for row in rows if row["group"] == chosen.group]
-        as_text, kind = (as_csv, "text/csv") if chosen.format == "csv" else (as_json_lines, "application/jsonl")
+        if group is not None:
+            rows = [row for row in rows if row["group"] == group]
+        as_text, kind = (as_csv, "text/csv") if form == "csv" else (as_json_lines, "application/jsonl")
         return Response(await anyio.to_thread.run_sync(as_text, rows), media_type=kind)
 
     async def open_live(
-        self, run_id: str, chosen: Annotated[LiveQuery, Query()]
+        self, run_id: str, task: str | None = None
     ) -> AsyncGenerator[ObjectReceiveStream[ServerSentEvent]]:
-        """Open the stream of the changes of a run. Raises RunNotFound, TaskNotFound."""
-        view = self._runs.view(run_id, chosen.task)
+        """Open the stream of the changes of a run, with `task` in full. Raises RunNotFound, TaskNotFound."""
+        view = self._runs.view(run_id, task)
         try:
             async with aclosing(view.changes()) as changes:
                 first = await anext(changes)  # an unknown run or task is the answer, not an event
