@@ -13,7 +13,7 @@ from plait.clock_and_ids import parse_time
 from plait.dialogue import Question
 from plait.errors import BackendError, PlaitError
 from plait.json_form import JsonInput, JsonValue, value
-from plait.safe_text import clean_text, is_json, parse_json
+from plait.safe_text import clean_text, is_json, parse_json, shorten
 
 
 class Way(StrEnum):
@@ -35,6 +35,7 @@ RAISES = frozenset({Way.BUDGET, Way.MAX_COST})
 """The ways whose answer is a sum of money, which the task itself never reads."""
 
 
+_LONGEST = 60  # characters of a question in a message
 GO_ON = "go on"
 """The answer to a question of the way CREDIT."""
 GO_ON_SCHEMA: Mapping[str, object] = {"enum": [GO_ON]}
@@ -76,21 +77,19 @@ class Asking:
         """Return `value` if it is a valid answer. Raises PlaitError with the reason otherwise."""
         if isinstance(value, str) and not self.question.schema:
             return clean_text(value)
+        asked = repr(shorten(self.question.text, _LONGEST))
         if self.question.schema is None:
-            raise PlaitError(
-                f"the answer to the question {_short(self.question.text)!r} must be text, not {_short(repr(value))}"
-            )
+            raise PlaitError(f"the answer to the question {asked} must be text, not {shorten(repr(value), _LONGEST)}")
         try:
             # Encode and parse the value here, to reject values that the store cannot hold.
             text = clean_text(_json(value))
             parse_json(text)
         except (TypeError, ValueError, RecursionError) as error:
-            message = f"the answer to the question {_short(self.question.text)!r} cannot be stored as JSON: {error}"
-            raise PlaitError(message) from None
+            raise PlaitError(f"the answer to the question {asked} cannot be stored as JSON: {error}") from None
         try:
             return Schema(self.question.schema).read(text)
         except (Mismatch, BackendError) as error:
-            raise PlaitError(f"the answer does not fit the question {_short(self.question.text)!r}: {error}") from None
+            raise PlaitError(f"the answer does not fit the question {asked}: {error}") from None
 
     def read(self, text: str) -> JsonValue:
         """Return the answer typed as `text`: the text itself, or with a schema the parsed JSON.
@@ -109,7 +108,7 @@ class Asking:
                 # Report a type mismatch for `yes`, not invalid JSON.
                 if len(text) <= _SHORT_ANSWER and not is_json(text):
                     raise mismatch from None
-                question_text = _short(self.question.text)
+                question_text = shorten(self.question.text, _LONGEST)
                 raise PlaitError(f"the answer does not fit the question {question_text!r}: {error}") from None
 
 
@@ -189,10 +188,6 @@ def answers_of(encoded: str | None) -> tuple[AnsweredQuestion, ...]:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 OnQuestion: TypeAlias = Callable[[OpenQuestion], Awaitable[JsonInput]]

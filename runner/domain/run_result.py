@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from plait.json_form import JsonValue, value
+from plait.safe_text import shorten
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import NO_USAGE, Usage, cost
 
@@ -185,5 +186,4 @@ def html_table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[st
 
 
 def _cell(text: str) -> str:
-    cell = text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
-    return f"<td {_CELL}>{escape(cell)}</td>"
+    return f"<td {_CELL}>{escape(shorten(text, _LONGEST_CELL))}</td>"

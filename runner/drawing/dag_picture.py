@@ -16,6 +16,7 @@ from plait.errors import DAGError
 from plait.json_form import value
 from plait.runner.domain.dag import DAG, group_of, groups_of
 from plait.runner.drawing.dag_layout import HEIGHT, Box, Layout
+from plait.safe_text import shorten
 from plait.statuses import TaskStatus, group_status
 from plait.task import Task
 
@@ -110,7 +111,7 @@ class _Picture:
         self._at = Layout(dag, [self._width(position) for position in range(len(dag))])
 
     def _width(self, task: int) -> float:
-        note = len(_cut(self._looks[task].note)) * _SMALL
+        note = len(shorten(self._looks[task].note, _LONGEST_NOTE)) * _SMALL
         return max(72.0, len(self._dag.tasks[task].id) * _CHAR, note) + 22
 
     def draw(self, title: str, caption: str) -> str:
@@ -164,7 +165,7 @@ class _Picture:
         middle = x + width / 2
         dashes = ' stroke-dasharray="4 3"' if look.status is TaskStatus.PENDING else ""
         dashes = ' stroke-dasharray="2 2"' if look.added_by else dashes
-        note = _cut(look.note)
+        note = shorten(look.note, _LONGEST_NOTE)
         return "".join(
             (
                 f"<g><title>{_xml(look.title or task.id)}</title>",
@@ -178,10 +179,6 @@ class _Picture:
 
 
 _CENTRED = 'text-anchor="middle"'
-
-
-def _cut(note: str) -> str:
-    return note if len(note) <= _LONGEST_NOTE else note[: _LONGEST_NOTE - 1] + "…"
 
 
 def _text(x: float, y: float, text: str, attributes: str) -> str:

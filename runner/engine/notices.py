@@ -39,7 +39,7 @@ from plait.program_log import logger
 from plait.runner.domain.notify_target import NoticeWord, NotifyTarget, usable_targets, why_no_address
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.state.budget import BUDGET
-from plait.safe_text import clean_text, one_line, without_secrets
+from plait.safe_text import clean_text, one_line, shorten, without_secrets
 from plait.statuses import TaskStatus
 from plait.usage import dollars
 
@@ -251,8 +251,7 @@ async def _notice(
 
 
 def _told_text(text: str) -> str:
-    clean = without_secrets(clean_text(text))
-    return clean if len(clean) <= _LONGEST_TEXT else f"{clean[: _LONGEST_TEXT - 1]}…"
+    return shorten(without_secrets(clean_text(text)), _LONGEST_TEXT)
 
 
 async def _deliver(target: NotifyTarget, notice: Mapping[str, Any]) -> str | None:

@@ -24,6 +24,7 @@ from plait.json_form import JsonInput, JsonValue, as_json, from_json, text_of, v
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.policy import Decision, RecordedRun
 from plait.runner.domain.run_result import TaskResult
+from plait.safe_text import shorten
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, Task
 
@@ -747,8 +748,7 @@ class OrchestratorPolicy:
     def dag(self) -> DAG:
         """Return the initial DAG of a run: the task `plan.1`, with the goal as an input, and the registry if any."""
         first = self._prompts.plan(self.limits.max_tasks)
-        words = " ".join(self.goal.split())
-        name = words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
+        name = shorten(" ".join(self.goal.split()), _LONGEST_NAME)
         return DAG([first], name=name, inputs={"goal": self.goal, **self.team.inputs()})
 
     def backends(self) -> frozenset[str | None]:

@@ -20,6 +20,7 @@ from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time, folder_wait
 from plait.runner.engine.checkpointer import NOT_STORED
 from plait.runner.recovery.given_answers import DECLARED_FAILED
+from plait.safe_text import shorten
 from plait.usage import Usage, cost, dollars
 
 Facts: TypeAlias = "Mapping[str, Any]"
@@ -213,8 +214,7 @@ def _behind(text: str) -> str:
 
 def short(text: str) -> str:
     """Return the text in one line, cut to the length that a line has room for."""
-    line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+    return shorten(" ".join(text.split()), _LONGEST)
 
 
 def store_failures(result: RunResult) -> Iterator[str]:

@@ -35,6 +35,7 @@ from plait.runner.views.read_views import (
 )
 from plait.runner.views.run_log import RunLog
 from plait.runner.views.view_models import view_json
+from plait.safe_text import shorten
 from plait.statuses import UNDER_WAY, TaskStatus
 
 QUICKEST_S = 0.25
@@ -203,7 +204,7 @@ class LiveView:
             "id": task.task_id,
             "status": task.status,
             "group": group_of(task.task_id, item),
-            "item": None if item is None else _short(item_text),
+            "item": None if item is None else shorten(item_text, _LONGEST),
             "answer": _answer(task),
             "attempts": task.attempt,
             "bars": [(one.status, self._since(one.started_at), self._since(one.ended_at)) for one in attempts],
@@ -252,8 +253,8 @@ def _note(task: TaskRecord) -> str:
     if task.damaged:
         return "the stored result is damaged"
     if task.question is not None:
-        return _short(task.question)
-    return failure(task.error_kind, _short(task.error or ""))
+        return shorten(task.question, _LONGEST)
+    return failure(task.error_kind, shorten(task.error or "", _LONGEST))
 
 
 def _has_several(task: TaskRecord) -> bool:
@@ -274,11 +275,7 @@ def _cell(value: JsonValue) -> JsonValue:
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return shorten(text, _LONGEST_CELL)
 
 
 def _cut(value: JsonValue) -> JsonValue:

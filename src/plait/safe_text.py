@@ -31,8 +31,12 @@ def clean_text(text: str) -> str:
 def one_line(text: str, limit: int = 300) -> str:
     """Return `text` for an error message: white space folded into single spaces, cut at `limit` characters."""
     # Cut before splitting: the text may be megabytes long.
-    folded = " ".join(clean_text(text[: 4 * limit]).split())
-    return folded if len(folded) <= limit else folded[: limit - 1] + "…"
+    return shorten(" ".join(clean_text(text[: 4 * limit]).split()), limit)
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return `text` in at most `limit` characters, with an ellipsis if its end is cut off."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def shown(words: str, limit: int = 120) -> str:
