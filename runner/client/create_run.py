@@ -40,7 +40,6 @@ from plait.runner.engine.run_options import (
 from plait.runner.recovery.resume import go_on
 from plait.runner.reuse.earlier_answers import (
     ANSWER_KEYS,
-    EarlierAnswers,
     ReuseFrom,
     load_earlier_answers,
     require_tasks,
@@ -51,7 +50,7 @@ from plait.runner.state.stored_run import PARK, PRIORITY, ROWS_FILE, SETTINGS_FO
 from plait.safe_text import clean_text
 
 if TYPE_CHECKING:
-    from plait.runner.client.reuse_preview import ReusePreview
+    from plait.runner.client.reuse_preview import PreviewBasis, ReusePreview
 
 MOST_KEY_CHARACTERS = 200
 KEYED = "key-"
@@ -145,9 +144,12 @@ def new_run(
     keep_answers: bool = False,
 ) -> Run:
     """Return a new run, to begin. Raises as `ParallelRunner.run`."""
-    reuse, known = _reuse(dag, like, fresh, keep_answers)
-    dag = prepared(dag, config)
-    names = backend_names(dag, config)
+    reuse, basis = _reuse(config, dag, like, fresh, keep_answers)
+    if basis is None or any(task.files for task in dag):  # a file may have changed since the preview
+        dag = prepared(dag, config)
+        names = backend_names(dag, config)
+    else:
+        dag, names = basis.dag, [*basis.names]
     if dag.rows_file is not None and config.store is None:
         raise StoreRequired("a run that reads its rows as it goes keeps its results in a store only; give it a store")
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
@@ -164,8 +166,9 @@ def new_run(
         kept |= reuse.as_settings()
 
     async def drive(live: LiveRun) -> RunResult:
-        live.answers = known
-        if known is None and (reuse is not None or dag.caches):
+        if basis is not None:
+            live.answers = basis.answers
+        elif reuse is not None or dag.caches:
             now = config.clock.wall()
             live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
         live.policy, live.notify, live.priority = policy, config.notify, config.priority or 0
@@ -183,10 +186,14 @@ def new_run(
 
 
 def _reuse(
-    dag: DAG, like: str | ReusePreview | ReuseFrom | None, fresh: Collection[str], keep_answers: bool
-) -> tuple[ReuseFrom | None, EarlierAnswers | None]:
-    """Return which answers are taken over, and the answers if a preview of this run has read them. Raises ValueError
-    for `fresh` or `keep_answers` without `like`.
+    config: RunOptions,
+    dag: DAG,
+    like: str | ReusePreview | ReuseFrom | None,
+    fresh: Collection[str],
+    keep_answers: bool,
+) -> tuple[ReuseFrom | None, PreviewBasis | None]:
+    """Return which answers are taken over, and the basis of a preview of this run. Raises ValueError for `fresh` or
+    `keep_answers` without `like`.
     """
     if isinstance(like, ReuseFrom):
         return like, None
@@ -194,7 +201,7 @@ def _reuse(
         return ReuseFrom(like, tuple(fresh), keep_answers=keep_answers), None
     if like is not None:
         reuse = ReuseFrom(like.like, tuple(fresh), keep_answers=keep_answers)
-        return reuse, like.basis.answers if like.is_of(dag, reuse) else None
+        return reuse, like.basis_for(config, dag, reuse)
     if fresh:
         raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
     if keep_answers:

@@ -90,8 +90,13 @@ class ReuseStep(UsageView):
 class PreviewBasis:
     """What a preview was made of."""
 
+    options: RunOptions
+    plan: DAG
+    """The graph of the plan, as given."""
     dag: DAG
-    """The graph of the plan."""
+    """The same with the arguments of its functions, as it runs."""
+    names: Sequence[str]
+    """The name of each task's backend, by position."""
     asked: ReuseFrom
     """The answers that the run takes over, as asked for."""
     answers: EarlierAnswers
@@ -119,15 +124,14 @@ class ReusePreview:
     basis: Any = field(repr=False, compare=False, metadata={"exclude": True})
     """A `PreviewBasis`; not a part of the JSON."""
 
-    def is_of(self, dag: DAG, reuse: ReuseFrom | None) -> bool:
-        """Return whether the preview was made of this very graph, with these answers taken over. Without an answer of a
-        person in the earlier run, the answers are the same whether or not such answers are kept.
+    def basis_for(self, options: RunOptions, dag: DAG, reuse: ReuseFrom) -> PreviewBasis | None:
+        """Return the basis of the preview if that was made with these very options and of this very graph, with these
+        answers taken over; else None. Without an answer of a person in the earlier run, the answers are the same
+        whether or not such answers are kept.
         """
         basis: PreviewBasis = self.basis
-        mine = basis.asked
-        if reuse is not None and not basis.answers.persons:
-            mine = replace(mine, keep_answers=reuse.keep_answers)
-        return basis.dag is dag and mine == reuse
+        mine = basis.asked if basis.answers.persons else replace(basis.asked, keep_answers=reuse.keep_answers)
+        return basis if basis.options is options and basis.plan is dag and mine == reuse else None
 
     def steps(self, action: ReuseAction) -> list[ReuseStep]:
         """Return the steps with this action."""
@@ -154,7 +158,7 @@ async def preview_reuse(
     now = config.clock.wall()
     answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now, run)
     live = LiveRun(run_id="preview", options=config, policy=policy, answers=answers)
-    live.state, live.task_backends = RunState(dag.copy(), keeps_all=True), names
+    live.state, live.task_backends = RunState(dag.copy(), keeps_all=True), [*names]
     live.scheduler = Scheduler(live.state.dag, names, SlotPool(1, {}), looks_first=True)
     live.sink = UnstoredSink(live.feed.publish)
     executor = Executor(live, partial(_Foresight, earlier=run, usages=await _usages(run)))
@@ -173,7 +177,7 @@ async def preview_reuse(
             for action in (ReuseAction.RUN, ReuseAction.DEPENDS)
         },
         tasks=tuple(foresight.steps),
-        basis=PreviewBasis(plan, reuse, answers),
+        basis=PreviewBasis(config, plan, dag, names, reuse, answers),
     )
 
 
@@ -181,14 +185,14 @@ async def _usages(run: StoredRun) -> dict[int, Usage]:
     """Return the usage of the last call of each task of the run, by position: in the run, or in the run whose answer
     the run took over, and so on.
     """
-    usages = {position: record.usage for position, record in enumerate(run.tasks) if record.usage != NO_USAGE}
+    usages = {position: record.usage for position, record in enumerate(run.tasks) if record.usage is not NO_USAGE}
     places: dict[Hashable, int] = {}
     async for older in runs_taken_over(run):
         if older is run:
             continue
         places = places or {task_identity(run.state, place): place for place in reversed(range(len(run.tasks)))}
         for position, record in enumerate(older.tasks):
-            if record.usage != NO_USAGE and (place := places.get(task_identity(older.state, position))) is not None:
+            if record.usage is not NO_USAGE and (place := places.get(task_identity(older.state, position))) is not None:
                 usages.setdefault(place, record.usage)
     return usages
 
@@ -393,7 +397,7 @@ class _Foresight(OutcomeHandler):
             is_fresh=self._answers.is_fresh(self._state, position),
             was_completed=earlier is not None and self._like.state.statuses[earlier] is TaskStatus.COMPLETED,
             keeps_answer=answer is not None and answer.source.startswith(KEPT),
-            depends_on=tuple(self._state.dag.tasks[place].id for place in depends_on),
+            depends_on=tuple(self._state.dag.tasks[place].id for place in depends_on) if depends_on else (),
             runs_if_same=answer is None and bool(depends_on) if runs_if_same is None else runs_if_same,
             **({} if used is None else usage_fields(used)),
         )

@@ -26,7 +26,7 @@ from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
 from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, WorstCases, all_calls_of, tokens_in
 from plait.runner.reuse.earlier_answers import ReuseFrom
-from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
+from plait.runner.state.stored_run import StoredRun, read_settings, stored_record, stored_run
 from plait.runner.state.task_files import files_of
 from plait.runner.views.view_models import UsageView, usage_fields, view
 from plait.task import COMMAND_BACKEND, TEXT, Call, Task
@@ -290,16 +290,19 @@ def _called(
 
 
 async def runs_taken_over(run: StoredRun) -> AsyncIterator[StoredRun]:
-    """Yield `run`, the run whose answers it took over, and so on as long as they are stored."""
-    while True:
-        yield run
-        reuse = ReuseFrom.of_settings(read_settings(run.record))
-        if reuse is None:
-            return
+    """Yield `run`, the run whose answers it took over, and so on as long as they are stored. Of a run in which nothing
+    was used, the record alone is read.
+    """
+    yield run
+    store, record = run.store, run.record
+    while (reuse := ReuseFrom.of_settings(read_settings(record))) is not None:
         try:
-            run = await stored_run(run.store, reuse.like)
+            store, record = await stored_record(store, reuse.like)
+            older = None if record.usage == NO_USAGE else await stored_run(store, reuse.like, record)
         except RunNotFound:
             return
+        if older is not None:
+            yield older
 
 
 async def _usages(run: StoredRun) -> dict[str, dict[str, Usage]]:

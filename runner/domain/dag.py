@@ -10,8 +10,8 @@ tasks and may depend on old tasks, never vice versa; the exception is a `for_eac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from operator import itemgetter
@@ -134,6 +134,21 @@ class DAG:
         same._named_by = {position: names.copy() for position, names in self._named_by.items()}
         return same
 
+    def with_items_of(self, tasks: Sequence[Task], inputs: Mapping[str, JsonInput]) -> DAG | None:
+        """Return a copy with `tasks`, which need no further check, and `inputs`; None if they differ from those of this
+        graph by more than their values. A copy takes a tenth of the time of a new graph.
+        """
+        if self.rows_file is not None or len(tasks) != len(self.tasks) or inputs.keys() != self.inputs.keys():
+            return None
+        for mine, other in zip(self.tasks, tasks, strict=True):
+            if mine is not other and (
+                mine.item is None or other.item is None or replace(mine, item=other.item) != other
+            ):
+                return None
+        same = self.copy()
+        same.tasks, same.inputs = [*tasks], inputs
+        return same
+
     def extend(self, tasks: Sequence[Task]) -> None:
         """Append `tasks`. Raises DAGError with all mistakes and then leaves the graph unchanged; the positions in the
         error count from the first new task.
@@ -232,7 +247,7 @@ class DAG:
             self.note_named(earlier, position)
         if not start:
             self._order = order
-            problems += checks.inputs()
+            problems += checks.inputs() if gathered is None else ()
         return problems
 
     def cut(self, start: int) -> None:
@@ -428,20 +443,19 @@ def _topological(dependencies: Sequence[Sequence[int]], dependents: Sequence[Seq
 
 FREED: Final = Task("", "freed")
 """In the place of a task that has left memory: see `DAG.free`."""
-_PART = re.compile(r"(.+)\.(\d+)")
 _T = TypeVar("_T")
 
 
 def group_of(task_id: str, item: JsonInput) -> str | None:
     """Return the name of the group of the task with this id and item; None for a task that is no part."""
-    part = None if item is None else _PART.fullmatch(task_id)
-    return None if part is None else part[1]
+    name, _, number = task_id.rpartition(".")
+    return name if name and item is not None and number.isdecimal() else None
 
 
 def part_number(task_id: str) -> int:
     """Return the number of a part, so that part 10 comes after part 2; 0 for a task that is no part."""
-    part = _PART.fullmatch(task_id)
-    return 0 if part is None else int(part[2])
+    name, _, number = task_id.rpartition(".")
+    return int(number) if name and number.isdecimal() else 0
 
 
 def groups_of(tasks: Iterable[tuple[str, JsonInput, _T]], fewest: int) -> Mapping[str, list[_T]]:

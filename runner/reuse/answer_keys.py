@@ -78,10 +78,11 @@ class AnswerKeys:
 
     def is_shareable(self, position: int) -> bool:
         """Return whether the task is of a kind whose answers may be taken over, on a backend that allows it."""
-        task = self.state.dag.tasks[position]
-        if task.adds_tasks or task.gathers or self.state.has_added(position):
+        state, dag = self.state, self.state.dag
+        task = dag.tasks[position]
+        if task.adds_tasks or task.gathers or position in self._excluded or state.has_added(position):
             return False
-        if position in self._excluded or position in self.state.dag.behind_rows or self._was_a_matter_of_time(position):
+        if position in dag.behind_rows or (dag.joins_any and self._was_a_matter_of_time(position)):
             return False
         return self.backend_of(position) in self.backend_keys
 
@@ -94,8 +95,6 @@ class AnswerKeys:
         did, and behind such a task, if it names a task that may not be done before.
         """
         dag, task = self.state.dag, self.state.dag.tasks[position]
-        if not dag.joins_any:
-            return False
         dependencies = dag.dependencies[position]
         if task.join == "any":
             return sum(self.state.statuses[each] is TaskStatus.COMPLETED for each in dependencies) > 1
@@ -126,8 +125,8 @@ def have_same_answer(before: AnswerKeys, earlier: int, after: AnswerKeys, later:
     """Return whether a task of an earlier run and the same task of another run, all of whose dependencies are done, may
     share an answer: everything that determines it is the same.
     """
-    pairs = [(earlier, later)]
-    while (pair := _both_continue(before, after, *pairs[-1])) is not None and pair not in after.same:
+    pairs = [(earlier, later)] if after.state.dag.tasks[later].continues is not None else []
+    while pairs and (pair := _both_continue(before, after, *pairs[-1])) is not None and pair not in after.same:
         pairs.append(pair)  # a conversation may be long, so no recursion
     for old, new in pairs[:0:-1]:
         is_same = have_same_identity(before.state, old, after.state, new) and _is_same(before, old, after, new)
@@ -207,13 +206,12 @@ def _same_prompt(before: RunState, old: Task, after: RunState, new: Task) -> boo
     as written, with nothing in them but the item and inputs of equal values.
     """
     try:
-        plain = not (old.run or new.run or old.check or new.check or old.aliases or new.aliases)
-        plain = plain and not (old.cwd or new.cwd or old.env or new.env or old.continues or new.continues)
-        if plain and (old is new or (old.prompt == new.prompt and _is_equal(old.item, new.item))):
-            was, now, names = before.dag.inputs, after.dag.inputs, names_of(new).names
-            if all(
-                name == "item" or (name in was and name in now and _is_equal(was[name], now[name])) for name in names
-            ):
+        is_written_alike = old is new or (
+            old.prompt == new.prompt and _is_equal(old.item, new.item) and _has_prompt_alone(old)
+        )
+        if is_written_alike and _has_prompt_alone(new):
+            was, now, names = before.dag.inputs, after.dag.inputs, names_of(new).names - _ITEM
+            if not names or all(name in was and name in now and _is_equal(was[name], now[name]) for name in names):
                 return True
         if clean_text(before.prompt(old)) != clean_text(after.prompt(new)):
             return False
@@ -222,6 +220,13 @@ def _same_prompt(before: RunState, old: Task, after: RunState, new: Task) -> boo
         return _is_equal(before.check_key(old), after.check_key(new))
     except Exception:  # reported by the attempt
         return False
+
+
+_ITEM = frozenset({"item"})
+
+
+def _has_prompt_alone(task: Task) -> bool:
+    return not (task.run or task.check or task.aliases or task.cwd or task.env or task.continues)
 
 
 def _is_equal(one: object, other: object) -> bool:
@@ -270,7 +275,7 @@ def task_identity(state: RunState, position: int) -> Hashable:
 
 def _element(task: Task) -> Hashable:
     """Return the element of a part, a row of texts without the detour of its JSON."""
-    if isinstance(task.item, Mapping) and {*map(type, task.item.values())} == {str}:
+    if type(task.item) is dict and {*map(type, task.item.values())} == {str}:
         return tuple(task.item.items())
     return to_json(task.item)
 

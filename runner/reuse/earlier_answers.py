@@ -168,14 +168,15 @@ class EarlierAnswers:
             return found[1]
         run, after = self._run, self.keys_of(state)
         assert run is not None
+        results, tasks = before.state.results, before.state.dag.tasks
         for earlier in self.earlier_tasks(state, position):
-            result, record = run.state.results.get(earlier), run.tasks[earlier]
-            if result is None or result.status is not TaskStatus.COMPLETED or run.state.dag.tasks[earlier].at_most_once:
+            result = results.get(earlier)
+            if result is None or result.status is not TaskStatus.COMPLETED or tasks[earlier].at_most_once:
                 continue
             if have_same_answer(before, earlier, after, position):
                 run_id = run.record.run_id
                 answer = self._read.get(earlier) or EarlierAnswer(
-                    result.text, result.data, record.data, f"{REUSED}{run_id}", run_id, position=earlier
+                    result.text, result.data, run.tasks[earlier].data, f"{REUSED}{run_id}", run_id, position=earlier
                 )
                 if not (task.depends_on or task.continues or task.files):
                     self._of_plan[task.id] = task, answer
@@ -199,8 +200,9 @@ class EarlierAnswers:
 
     def is_fresh(self, state: RunState, position: int) -> bool:
         """Return whether the task runs in any case, at the request of the caller."""
-        fresh = () if self._reuse is None else self._reuse.fresh
-        return bool(fresh) and not _names_of(state, position).isdisjoint(fresh)
+        if self._reuse is None or not self._reuse.fresh:
+            return False
+        return not _names_of(state, position).isdisjoint(self._reuse.fresh)
 
     async def read_run(self, run: StoredRun) -> None:
         """Read the answers of the earlier run. Raises StoreError, and PlaitError if a given result does not fit, or the

@@ -541,6 +541,9 @@ def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...], plan: DAG | None =
         mine = [decode_task(record) if (same := _same(record, plan)) is None else same for record in tasks]
         inputs = settings.get("inputs", {})
         gathered, rows_file = _parts(mine, tasks), rows_file_of(run)
+        if plan is not None and not gathered and (graph := plan.with_items_of(mine, inputs)) is not None:
+            graph.name, graph.growth = run.name, growth
+            return graph
         return DAG(mine, name=run.name, inputs=inputs, growth=growth, rows_file=rows_file, gathered=gathered)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(

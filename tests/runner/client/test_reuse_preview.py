@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,39 @@ async def test_the_cost_of_an_answer_that_was_taken_over_is_that_of_its_call() -
     preview = await runner.runs.preview_like(chain("A"), "second")
     assert preview.cost(ReuseAction.RUN).cost_usd == 0.25
     assert preview.cost(ReuseAction.DEPENDS).cost_usd == 0.5
+
+
+async def test_of_an_earlier_run_that_used_nothing_no_task_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, plan = ParallelRunner(Calls(), store=MemoryStore()), chain("a")
+    await runner.run(plan, "calls")
+    for number, like in enumerate(["calls", "took-0", "took-1", "took-2"]):
+        await runner.run(plan, f"took-{number}", like=like)
+    read: list[str] = []
+    list_tasks = MemoryStore.list_tasks
+
+    async def noted(self: MemoryStore, run_id: str, *rest: Any, **options: Any) -> Any:
+        read.append(run_id)
+        return await list_tasks(self, run_id, *rest, **options)
+
+    monkeypatch.setattr(MemoryStore, "list_tasks", noted)
+    preview = await runner.runs.preview_like(chain("a", "c2 {{ b }}"), "took-3", fresh=["a"])
+    assert read == ["took-3", "calls"]
+    assert preview.cost(ReuseAction.RUN).cost_usd == 0.5
+
+
+async def test_a_run_of_another_runner_takes_no_answer_over_because_a_preview_did() -> None:
+    class Others(Calls):
+        def answer_key(self) -> str:
+            return "others"
+
+    store, plan, others = MemoryStore(), chain("a"), Others()
+    runner = ParallelRunner(Calls(), store=store)
+    await runner.run(plan, "first")
+    preview = await runner.runs.preview_like(plan, "first")
+    assert set(actions(preview).values()) == {"reuse"}
+    async with ParallelRunner(others, store=store, concurrency=1).start(plan, "second", like=preview) as run:
+        await run.result()
+    assert sorted(others.made) == ["a", "b <a>", "c <b <a>>", "d"]
 
 
 async def test_fresh_tasks_run_again() -> None:
