@@ -477,16 +477,22 @@ def missing_fields(text: str, task_of: Callable[[str], Task | None]) -> Iterator
             yield path, f"but the {answer} has no field {key!r}{hint}"
 
 
-_OF_A_COMMAND = ("code", "stdout", "stderr", "data")
+def answer_schema(task: Task) -> Any:
+    """Return the schema of the answer of `task`, of a command that of its result; None without."""
+    schema = task.output_schema or (task.check.output_schema if task.check else None)
+    if not task.run:
+        return schema
+    code = {} if task.codes == "any" else {"enum": list(task.codes)}
+    return {"properties": {"code": code, "stdout": {}, "stderr": {}, "data": schema or {}}}
+
+
 _OPEN = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "additionalProperties"})
 """The keywords of a schema by which an object may have other fields than its `properties`."""
 
 
-def _lacks_field(task: Task, keys: list[str | int]) -> tuple[Sequence[str], str | None]:
+def _lacks_field(task: Task, keys: Sequence[str | int]) -> tuple[Sequence[str], str | None]:
     """Return the fields of the answer and the first of `keys` that is none of them; None if all may be there."""
-    schema: Any = task.output_schema
-    if task.run and (key := keys.pop(0)) != "data":
-        return _OF_A_COMMAND, key if isinstance(key, str) and key not in _OF_A_COMMAND else None
+    schema = answer_schema(task)
     for place, key in enumerate(keys):
         if not isinstance(schema, Mapping):
             break

@@ -71,7 +71,8 @@ class Layout:
         for sweep in range(_SWEEPS):
             to_left = sweep % 2 == 0
             for column in self._columns if to_left else reversed(self._columns):
-                column.sort(key=_left_of if to_left else _right_of)
+                means = [_mean(box.before if to_left else box.after, box.y) for box in column]
+                column[:] = [column[rank] for rank in sorted(range(len(column)), key=means.__getitem__)]
                 _number(column)
 
     def _place(self, widths: Sequence[float]) -> None:
@@ -115,14 +116,6 @@ def _number(column: list[Box]) -> None:
     """Set the `y` of each box to its rank, as a fraction of the column, until final positions are computed."""
     for rank, box in enumerate(column):
         box.y = (rank + 0.5) / len(column)
-
-
-def _left_of(box: Box) -> float:
-    return _mean(box.before, box.y)
-
-
-def _right_of(box: Box) -> float:
-    return _mean(box.after, box.y)
 
 
 def _mean(boxes: Sequence[Box], otherwise: float) -> float:

@@ -429,11 +429,13 @@ def _look_up_folders(part: PlanPart, dag: DAG, folder: Path, source: Source) -> 
     """Report each `cwd` on this machine that is missing, as far as it is known before the run, and no earlier task may
     make it.
     """
-    place_of = {task.id: index for index, task in enumerate(part.tasks)}
+    wrong, place_of = source.wrong.copy(), {task.id: index for index, task in enumerate(part.tasks)}
     for task in dag:
         index = place_of.get(task.id, place_of.get(group_of(task.id, task.item) or "", -1))
         spec = part.backends.get(dag.backend_of(task) or part.defaults.backend or only_backend(part.backends) or "")
         if task.cwd is None or task.upstream or index < 0 or not isinstance(spec, ProgramSpec) or spec.on is not None:
+            continue
+        if ("tasks", index, "cwd") in wrong:
             continue
         if not names_in(task.cwd)[0].names <= {"item", "inputs", *dag.inputs}:
             continue
@@ -692,10 +694,7 @@ def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iter
     `folder` is the base of relative paths. Reads the files that define the functions; imports nothing, and says nothing
     of code that may make names while it runs.
     """
-    for name, spec in backends.items():
-        if not isinstance(spec, FunctionSpec) or spec.on is not None:
-            continue
-        where, _, function = spec.call.rpartition(":")
+    for name, where, function in _calls(backends):
         file, problem = _function_file(where, folder)
         if problem is None and file is not None:
             problem = _missing_name(file, where, function.partition(".")[0])
@@ -703,15 +702,20 @@ def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iter
             yield name, problem
 
 
+def _calls(backends: Mapping[str, BackendSpec]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each backend that calls a function on this machine, with the place and the name of that."""
+    for name, spec in backends.items():
+        if isinstance(spec, FunctionSpec) and spec.on is None:
+            where, _, function = spec.call.rpartition(":")
+            yield name, where, function
+
+
 def _parameters(backends: Mapping[str, BackendSpec], folder: Path) -> dict[str, list[tuple[str, bool]]]:
     """Return the parameters of the function of each backend, as `Abilities.parameters`, where its file tells them.
     Imports nothing.
     """
     parameters: dict[str, list[tuple[str, bool]]] = {}
-    for name, spec in backends.items():
-        if not isinstance(spec, FunctionSpec) or spec.on is not None:
-            continue
-        where, _, function = spec.call.rpartition(":")
+    for name, where, function in _calls(backends):
         try:
             file, _ = _function_file(where, folder)
             tree = None if file is None else _parsed(file.read_bytes())

@@ -138,6 +138,12 @@ def _exit_codes(value: Any) -> Any:
     return cast("Any", codes)
 
 
+def _slots(value: Any) -> Any:
+    if value != "auto" and not (type(value) is int and 1 <= value <= MOST_SLOTS):
+        raise ValueError(f"must be auto, or a whole number from 1 to {MOST_SLOTS:,}, not {value!r}"[:200])
+    return value
+
+
 def _plan_file(value: Any) -> Any:
     if not isinstance(value, str | dict) or not value:
         raise ValueError(f"must be the name of a plan file, not {value!r}"[:200])
@@ -755,7 +761,9 @@ class PlanPart(_GuessedPart):
     """Backends by name. A plan without backends uses the backend chosen on the command line."""
     hosts: dict[str, HostsPart] = Field(default_factory=dict[str, HostsPart])
     """Groups of other machines by name, for `on` of a backend."""
-    concurrency: Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] | None = None
+    concurrency: Annotated[
+        Annotated[int, Field(ge=1, le=MOST_SLOTS)] | Literal["auto"] | None, BeforeValidator(_slots)
+    ] = None
     """The number of tasks running at once; `auto` finds it for each backend that states none. Default: the sum of the
     slots of the hosts, else 8.
     """

@@ -557,10 +557,6 @@ class WorkState:
             if is_work(task.id) and task.id not in leaving_out
         )
 
-    def waits_for_a_person(self) -> bool:
-        """Return whether any task waits for a person."""
-        return any(self._run.result(task.id).status is TaskStatus.WAITING_INPUT for task in self.work)
-
     def not_begun(self) -> tuple[str, ...]:
         """Return the ids of the tasks that can still be cancelled: never started, or waiting for a person."""
         results = [self._run.result(task.id) for task in self.work]
@@ -779,7 +775,8 @@ class OrchestratorPolicy:
             return self._executed(loop, evidence, run.result(run.ended).status)
         if run.ended is None and loop.asked is None and loop.phase is not Phase.DONE:
             # Tasks waiting for a person keep the run waiting.
-            return _only(loop) if evidence.waits_for_a_person() else self._with_nothing_left(loop, evidence)
+            waits = any(run.result(task.id).status is TaskStatus.WAITING_INPUT for task in evidence.work)
+            return _only(loop) if waits else self._with_nothing_left(loop, evidence)
         # Without an ended task, the run failed on this unusable answer and was resumed.
         if loop.asked is not None and run.ended in {loop.asked, None}:
             result = run.result(loop.asked)

@@ -176,6 +176,10 @@ def test_a_folder_that_is_missing_is_told_by_plait_check(tmp_path: Path) -> None
             f"plan.yaml:7:34: tasks[1].cwd: there is no folder {tmp_path}/work/made",
         ],
     ), "an earlier task may make the third, and the fourth lies on another machine"
+    (tmp_path / "plan.yaml").write_text(FOLDERS.replace("item.repo", "item.rep"))
+    told = plait_here(tmp_path, "check", "plan.yaml")
+    assert [line.partition(": ")[0] for line in told.err.splitlines()] == ["plan.yaml:6:33", "plan.yaml:7:34"]
+    (tmp_path / "plan.yaml").write_text(FOLDERS)
     for name in ("repos/b", "made"):
         (tmp_path / "work" / name).mkdir()
     assert plait_here(tmp_path, "check", "plan.yaml").code == 0

@@ -247,6 +247,12 @@ CASES = {
         "tasks[1].model",
         "backend 'l' takes no model from a task (a task may set system, temperature there); leave 'model' out",
     ),
+    "slots in another form": (
+        "concurrency: {checks: 2}\n" + tasks("{id: a, prompt: x}"),
+        1,
+        "concurrency",
+        "must be auto, or a whole number from 1 to 10,000, not {'checks': 2}",
+    ),
     "too hot": (tasks("{id: a, prompt: x, temperature: 3}"), 2, "tasks[0].temperature", "2"),
     "missing file": (
         tasks("{id: a, prompt: x, files: [gone.md]}"),
