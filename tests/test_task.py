@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,3 +52,19 @@ def test_json_keeps_what_utf_8_cannot_hold_as_an_escape() -> None:
     for value in (float("nan"), float("inf"), [float("nan"), "\ud800"]):
         with pytest.raises(ValueError, match="not JSON compliant"):
             to_json(value)
+
+
+def test_an_empty_mapping_of_a_task_is_shared_and_stays_empty() -> None:
+    """A run of a million tasks would have four million of them."""
+    first, second = Task("a", "p"), Task("b", "p")
+    for name in ("aliases", "metadata", "env", "inputs"):
+        nothing: Any = getattr(first, name)
+        assert nothing is getattr(second, name)
+        for change in (nothing.setdefault, nothing.__setitem__):
+            with pytest.raises(TypeError, match="not changed in place"):
+                change("x", 1)
+        with pytest.raises(TypeError, match="not changed in place"):
+            nothing.update(x=1)
+        assert nothing == {}
+        assert json.dumps(nothing) == "{}"
+    assert deepcopy(first) == first

@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cache
 from operator import attrgetter
 from pathlib import PurePath
-from typing import Any, Literal, Protocol, Self, TypeAlias, cast
+from typing import Any, Literal, NoReturn, Protocol, Self, TypeAlias, cast
 
 from plait.errors import DAGError, ErrorKind, Problem, nearest
 from plait.json_form import JsonInput, JsonValue, to_json, value
@@ -418,6 +418,22 @@ def _schema_of(output: type[OutputModel]) -> Mapping[str, object]:
     return output.model_json_schema()
 
 
+class _Nothing(dict[str, Any]):
+    """An empty mapping that stays empty, since the tasks of a run share it: each of their own would take 64 bytes."""
+
+    def _refuse(self, *_args: Any, **_named: Any) -> NoReturn:
+        raise TypeError("the fields of a task are not changed in place; make another with dataclasses.replace")
+
+    __setitem__ = __ior__ = setdefault = update = _refuse  # pyright: ignore[reportAssignmentType]
+
+
+_NOTHING = _Nothing()
+
+
+def _nothing() -> Mapping[str, Any]:
+    return _NOTHING
+
+
 @value
 class Task:
     """A subtask: a prompt for a backend, run once all tasks in `depends_on` are done.
@@ -447,9 +463,9 @@ class Task:
     """The expected relative duration; long paths start first."""
     item: JsonInput = None
     """The value of `{{ item }}`. Filled by `for_each`."""
-    aliases: Mapping[str, str | Sequence[str]] = field(default_factory=dict[str, "str | Sequence[str]"])
+    aliases: Mapping[str, str | Sequence[str]] = field(default_factory=_nothing)
     """Further names in the prompt, each for the result of a task or for the list of several. Filled by `for_each`."""
-    metadata: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
+    metadata: Mapping[str, JsonInput] = field(default_factory=_nothing)
     """JSON values for display. Only policies read the values, such as `role`."""
     at_most_once: bool = False
     """True for a task whose effects must not happen twice: it is never retried, and after a crash during its attempt a
@@ -492,7 +508,7 @@ class Task:
     stands for stays below the folder that is written out before it. None: the folder of the task in `continues`, or
     of the backend.
     """
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    env: Mapping[str, str] = field(default_factory=_nothing)
     """Further environment variables of the command or the agent, by name: templates. They are stored with the task."""
     shared: bool = False
     """True for a command or an agent that may work in a folder while another one writes there."""
@@ -509,7 +525,7 @@ class Task:
     """The exit codes with which a command completes the task: numbers, or `any`."""
     call: Call | None = None
     """A plan in place of a prompt: its tasks become tasks of the run, and its `returns` is the result."""
-    inputs: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
+    inputs: Mapping[str, JsonInput] = field(default_factory=_nothing)
     """Values for names in the prompt, in place of the inputs of the run. Filled by `call`."""
     repeat: int = 1
     """The number of samples: tasks `id.1`, `id.2`, ... with the same prompt. See `vote`."""

@@ -439,7 +439,7 @@ def fields(name: str) -> str:
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default_factory is not dataclasses.MISSING:
         made: Any = field.default_factory()
-        return f"`{_repr(made)}`" if type(made) in {str, int, float, tuple, list, dict} else ""
+        return f"`{_repr(made)}`" if isinstance(made, str | int | float | tuple | list | dict) else ""
     if field.default is dataclasses.MISSING:
         return ""
     value: Any = field.default
