@@ -20,6 +20,7 @@ from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.run_report import (
     Display,
     PlainDisplay,
+    Progress,
     exit_code,
     print_failure,
     print_result,
@@ -35,7 +36,6 @@ from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import counted
 from plait.runner.views.read_views import waiting_tasks
-from plait.runner.views.run_progress import Progress
 from plait.runner.views.view_models import QuestionView
 from plait.statuses import RunStatus
 

@@ -14,10 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from plait import events
-from plait.runner.cli.run_report import Display
+from plait.runner.cli.run_report import Display, Progress, RunningAttempt
 from plait.runner.cli.terminal_output import COLOURS, as_line, columns, last_cells
 from plait.runner.views.event_sentences import event_line, event_sentence, is_detail, seconds, throttling, tokens
-from plait.runner.views.run_progress import Progress, RunningAttempt
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.usage import cost
 

@@ -47,7 +47,7 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.follow_run import follow_run
 from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate, print_resume
-from plait.runner.cli.run_report import exit_code, print_result, print_result_json, print_watch_notice
+from plait.runner.cli.run_report import Progress, exit_code, print_result, print_result_json, print_watch_notice
 from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note
 from plait.runner.client.create_run import new_run
 from plait.runner.client.named_runs import RunsOfPlan, find_run, runs_of_plan
@@ -76,7 +76,6 @@ from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, ended_result, needs_no_work, read_settings
 from plait.runner.views.event_sentences import counted, named_tasks
-from plait.runner.views.run_progress import Progress
 from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 

@@ -10,10 +10,10 @@ import pytest
 from plait import DAG, Task, TaskStatus
 from plait.backends import Reply
 from plait.events import HostAway, TaskCancelled, TaskCompleted, TaskOutput, TaskRetried, TaskStarted
+from plait.runner.cli.run_report import Progress
 from plait.runner.cli.terminal_output import as_line, last_cells
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line
-from plait.runner.views.run_progress import Progress
 from plait.usage import NO_USAGE, Usage
 from tests.support.processes.command import Terminal, plait
 

@@ -10,11 +10,11 @@ import pytest
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.dialogue import Question
 from plait.persistence import SQLiteStore
+from plait.runner.cli.run_report import Progress
 from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.engine.live_run import state_of
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line
-from plait.runner.views.run_progress import Progress
 from plait.workflows import Decision
 from tests.support.fakes import Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
