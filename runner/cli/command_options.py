@@ -71,22 +71,17 @@ def _check_store(context: click.Context, parameter: click.Parameter, value: Stor
     return value
 
 
-def _store_option(text: str) -> Callable[[F], F]:
-    return click.option(
-        "--store",
-        "store_path",
-        type=_StoreParameter(path_type=Path),
-        default=DEFAULT_STORE,
-        envvar=STORE_VARIABLE,
-        show_default=True,
-        show_envvar=True,
-        callback=_check_store,
-        help=text,
-    )
-
-
-store_option = _store_option("The SQLite file of the runs, or the address of a PostgreSQL database: postgresql://...")
-disk_option = _store_option("Make the databases on the disk of this file.")
+store_option = click.option(
+    "--store",
+    "store_path",
+    type=_StoreParameter(path_type=Path),
+    default=DEFAULT_STORE,
+    envvar=STORE_VARIABLE,
+    show_default=True,
+    show_envvar=True,
+    callback=_check_store,
+    help="The SQLite file of the runs, or the address of a PostgreSQL database: postgresql://...",
+)
 
 
 def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

@@ -13,7 +13,7 @@ import click
 from plait.errors import InvalidRequest, StoreUnusable
 from plait.failpoints import FAILPOINTS
 from plait.runner.cli.command_line import COMPLETED, FAILED, exit_process, run_cli
-from plait.runner.cli.command_options import disk_option, json_option, read_plan, set_option
+from plait.runner.cli.command_options import json_option, read_plan, set_option, store_option
 from plait.runner.cli.terminal_output import print_json, print_line, print_note
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.policies.follow_ups import FollowUps
@@ -38,7 +38,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Number of the first random case.")
 @click.option("--case", "word", metavar="CASE", help="Repeat the case of a violation, up to 10 times.")
 @set_option
-@disk_option
+@store_option
 @json_option
 def crashtest_command(
     plan: Path | None,
