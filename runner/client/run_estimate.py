@@ -18,9 +18,8 @@ from plait.backends.function_backend import FunctionBackend, PersonBackend
 from plait.backends.prices import UNBILLED, Prices, billing_of, load
 from plait.errors import DAGError, InvalidRequest, PromptError, RunNotFound
 from plait.json_form import value
-from plait.runner.domain.dag import DAG, group_of
+from plait.runner.domain.dag import DAG, RowsFile, group_of
 from plait.runner.domain.prompt_values import named, rendered
-from plait.runner.domain.row_window import RowsFile
 from plait.runner.engine.answer_check import VERDICT
 from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names

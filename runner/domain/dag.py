@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from plait.errors import DAGError, Problem
 from plait.events import NewTask
-from plait.json_form import JsonInput
-from plait.runner.domain.row_window import RowsFile
+from plait.json_form import JsonInput, JsonValue, value
 from plait.runner.domain.run_result import html_table
 from plait.runner.domain.task_checks import (
     Checks,
@@ -34,6 +33,31 @@ from plait.task import MAX_TASKS, GrowthLimits, Join, Task
 
 if TYPE_CHECKING:
     import networkx as nx
+
+ROWS_AT_ONCE = 1_000
+"""The rows that are stored as tasks in one transaction."""
+
+
+@value
+class RowsFile:
+    """A file of rows that a run reads as it goes, as it was when the run was made. Each row becomes a few tasks, which
+    leave memory once they are done.
+    """
+
+    path: str
+    """The absolute path."""
+    sha256: str
+    """The digest of the contents, in hexadecimal."""
+    size: int
+    """In bytes."""
+    mtime_ns: int
+    """The time of the last change, in nanoseconds since 1970."""
+    width: int = 1
+    """The number of tasks of each row."""
+    first: int = 0
+    """The position of the first row: the plan's tasks that are of no row stand before it."""
+    behind: Sequence[str] = ()
+    """The tasks before the first row that wait until all rows are done."""
 
 
 class DAG:
@@ -446,6 +470,25 @@ FREED: Final = Task("", "freed")
 _T = TypeVar("_T")
 
 
+def tasks_of_row(first: Sequence[Task], number: int, item: JsonValue) -> list[Task]:
+    """Return the tasks for `item`, the row with the `number`, like those of the `first` row."""
+    ids = {task.id: f"{task.id.rpartition('.')[0]}.{number}" for task in first}
+    return [
+        replace(
+            task,
+            id=ids[task.id],
+            item=item,
+            depends_on=tuple(ids.get(name, name) for name in task.depends_on),
+            continues=None if task.continues is None else ids[task.continues],
+            aliases={
+                alias: ids.get(names, names) if isinstance(names, str) else [ids.get(name, name) for name in names]
+                for alias, names in task.aliases.items()
+            },
+        )
+        for task in first
+    ]
+
+
 def group_of(task_id: str, item: JsonInput) -> str | None:
     """Return the name of the group of the task with this id and item; None for a task that is no part."""
     name, _, number = task_id.rpartition(".")
@@ -463,9 +506,9 @@ def groups_of(tasks: Iterable[tuple[str, JsonInput, _T]], fewest: int) -> Mappin
     values are in the order of the numbers of their parts.
     """
     groups: dict[str, list[tuple[int, _T]]] = {}
-    for task_id, item, value in tasks:
+    for task_id, item, one in tasks:
         name = group_of(task_id, item)
         if name is not None:
-            groups.setdefault(name, []).append((part_number(task_id), value))
+            groups.setdefault(name, []).append((part_number(task_id), one))
     large = {name: parts for name, parts in groups.items() if len(parts) >= fewest}
-    return {name: [value for _, value in sorted(parts, key=itemgetter(0))] for name, parts in large.items()}
+    return {name: [one for _, one in sorted(parts, key=itemgetter(0))] for name, parts in large.items()}

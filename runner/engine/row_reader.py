@@ -23,7 +23,7 @@ from anyio import from_thread
 from plait import events
 from plait.errors import PlanProblem
 from plait.json_form import JsonValue
-from plait.runner.domain.row_window import ROWS_AT_ONCE, RowsFile, tasks_of_row
+from plait.runner.domain.dag import ROWS_AT_ONCE, RowsFile, tasks_of_row
 from plait.runner.engine import growth
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.scheduling.scheduler import satisfies

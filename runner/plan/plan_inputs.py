@@ -30,7 +30,7 @@ from uuid import UUID
 from plait.backends.extras import missing_extra
 from plait.errors import PlanError, PlanProblem, PromptError, nearest
 from plait.json_form import JsonValue, value
-from plait.runner.domain.row_window import ROWS_AT_ONCE, RowsFile
+from plait.runner.domain.dag import ROWS_AT_ONCE, RowsFile
 from plait.runner.plan.plan_mistakes import describe, in_folder
 from plait.runner.plan.plan_models import FilesInput, RequiredInput, RowsInput
 from plait.runner.plan.plan_positions import (

@@ -33,8 +33,8 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
+from plait.runner.domain.dag import RowsFile
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.row_window import RowsFile
 from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.lease import (

@@ -38,9 +38,8 @@ from plait.persistence.store_records import (
     RunRecord,
     TaskRecord,
 )
-from plait.runner.domain.dag import DAG
+from plait.runner.domain.dag import DAG, RowsFile
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
-from plait.runner.domain.row_window import RowsFile
 from plait.runner.domain.run_result import RunResult
 from plait.runner.state.run_state import RunState
 from plait.statuses import RUN_DONE, TASK_STATUSES, AttemptStatus, RunStatus, TaskStatus

@@ -12,7 +12,7 @@ import pytest
 from jsonschema_rs import Validator
 
 from plait.runner.client.offered_plans import posted_plan
-from plait.runner.domain.row_window import ROWS_AT_ONCE
+from plait.runner.domain.dag import ROWS_AT_ONCE
 from plait.runner.plan import PlanError, parse_plan
 from tests.support.plans.logged import calls, make
 from tests.support.plans.rows import TASKS, mistakes, rows
