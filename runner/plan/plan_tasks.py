@@ -129,7 +129,9 @@ class PlanTasks:
         for index, part in enumerate(parts):
             parts[index] = self._with_prompt(index, self._checked_for_each(index, part))
             check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
-            self._check_role(index, part)
+            if part.role is not None and part.metadata.get("role", part.role) != part.role:
+                message = f"the task's role is {part.role!r} already; leave it out here"
+                self._complain(("tasks", index, "metadata", "role"), message)
         over = next((name for name, items in self._items.items() if isinstance(items, FirstRows)), None)
         rows = frozenset(part.id for part in parts if over is not None and part.for_each == over)
         families = Families(parts, self._items, rows)
@@ -159,7 +161,7 @@ class PlanTasks:
                     tasks.append(each)
                     is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
                     self.origins.append((index, place == 0 and is_first))
-                    if families.waits_for_rows(part):
+                    if part.id not in rows and not rows.isdisjoint(part.depends_on):
                         self._behind.append(each.id)
         if over is not None:  # those of no row, then row by row
             own: tuple[list[int], list[int]] = [], []
@@ -193,9 +195,9 @@ class PlanTasks:
             elif not is_of_row and isinstance(self._items.get(part.for_each or ""), FirstRows):
                 yield (*path, "for_each"), "only one list may have so many"
             for name in part.depends_on if is_of_row else ():
-                if not families.is_of_row(name) and families.rows_above(name):
+                if name not in families.rows and families.rows_above(name):
                     yield (*path, "depends_on"), f"{name!r} waits for all rows, and no row can wait for it"
-            if part.continues is not None and is_of_row != families.is_of_row(part.continues):
+            if part.continues is not None and is_of_row != (part.continues in families.rows):
                 yield (*path, "continues"), "only tasks of one row continue each other"
             above = frozenset[str]() if is_of_row else families.rows_above(part.id)
             for key, _, used in _names_in(part) if above else ():
@@ -359,11 +361,6 @@ class PlanTasks:
                     ("tasks", index, *where), f"{message}; they have {have}{nearest(field, fields)}", line=line
                 )
 
-    def _check_role(self, index: int, part: TaskPart) -> None:
-        if part.role is not None and part.metadata.get("role", part.role) != part.role:
-            message = f"the task's role is {part.role!r} already; leave it out here"
-            self._complain(("tasks", index, "metadata", "role"), message)
-
     def _fits(self, tasks: int, edges: int) -> bool:
         if tasks <= MAX_MADE and edges <= MAX_EDGES:
             return True
@@ -483,7 +480,7 @@ class Families:
     ) -> None:
         self._parts = {part.id: part for part in parts}
         self._items = items
-        self._rows = frozenset(rows)
+        self.rows = frozenset(rows)
         self._families = {part.id: self._family_of(part) for part in parts}
         """The input for whose elements each task is made; None for a single task."""
         self._ids = {part.id: self._member_ids(part) for part in parts}
@@ -520,17 +517,9 @@ class Families:
                 "for_each": self._list_of(part, position),
             }
 
-    def is_of_row(self, name: str) -> bool:
-        """Return whether the task is one of `rows`."""
-        return name in self._rows
-
     def rows_above(self, name: str) -> frozenset[str]:
         """Return the tasks of rows that are upstream of a task."""
-        return self._rows & self._above[name]
-
-    def waits_for_rows(self, part: TaskPart) -> bool:
-        """Return whether `part` is of no row, and depends on a task of rows."""
-        return part.id not in self._rows and not self._rows.isdisjoint(part.depends_on)
+        return self.rows & self._above[name]
 
     def splits(self, part: TaskPart) -> bool:
         """Return whether `continues` names a family without a single matching partner."""
@@ -571,7 +560,7 @@ class Families:
         )
 
     def _partners(self, part: TaskPart, name: str, position: int) -> tuple[str, ...]:
-        if name in self._rows and part.id not in self._rows:
+        if name in self.rows and part.id not in self.rows:
             return ()
         return (self._ids[name][position],) if self._pairs(part, name) else self._ids[name]
 

@@ -352,7 +352,13 @@ def _read_tasks(entries: Sequence[_Entry], task_id: str, prompts: LoopPrompts, r
         f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1
     ]
     problems += [f"task {entry.name!r} has no prompt" for entry in entries if not entry.text.strip()]
-    problems += _unknown_workers(entries, prompts.team.registry)
+    registry = prompts.team.registry
+    allowed = f"the registry has {', '.join(registry)}" if registry else "no task may name one; leave it out"
+    problems += [
+        f"task {entry.name!r} names backend {entry.worker!r}, and {allowed}{nearest(entry.worker, registry)}"
+        for entry in entries
+        if entry.worker is not None and entry.worker not in registry
+    ]
     ids = set(run_tasks.ids)
     for entry in entries:
         entry.id = _safe_id(entry.name, ids)
@@ -375,15 +381,6 @@ def _read_tasks(entries: Sequence[_Entry], task_id: str, prompts: LoopPrompts, r
             for entry in map(named.__getitem__, order)
         )
     )
-
-
-def _unknown_workers(entries: Sequence[_Entry], registry: Mapping[str, str]) -> list[str]:
-    allowed = f"the registry has {', '.join(registry)}" if registry else "no task may name one; leave it out"
-    return [
-        f"task {entry.name!r} names backend {entry.worker!r}, and {allowed}{nearest(entry.worker, registry)}"
-        for entry in entries
-        if entry.worker is not None and entry.worker not in registry
-    ]
 
 
 def _resolve(

@@ -213,7 +213,7 @@ class Workflow:
             return self._steps[0]
         index = self._index_of(last)
         if last.status == "ok":
-            return WorkflowComplete(ok=True) if self._is_last(index) else self._steps[index + 1]
+            return self._steps[index + 1] if self._steps[index + 1 :] else WorkflowComplete(ok=True)
         if last.status == "error":
             return self._after_error(index, last)
         raise ImpossibleState(
@@ -297,15 +297,12 @@ class Workflow:
             raise ImpossibleState(f"step {last.step!r} has a try {last.number}; tries count from 1")
         return self._index[last.step]
 
-    def _is_last(self, index: int) -> bool:
-        return index == len(self._steps) - 1
-
     def _after_error(self, index: int, last: Interaction) -> Step | WorkflowComplete:
         step = self._steps[index]
         is_left = step.on_error == "retry" and last.number < step.max_tries
         if is_left and not last.unavailable:
             return step
-        if step.on_error == "go_on" and not self._is_last(index):
+        if step.on_error == "go_on" and self._steps[index + 1 :]:
             return self._steps[index + 1]
         times = f" {last.number} times (max_tries)" if step.on_error == "retry" and not is_left else ""
         reason = (last.error or "no reason given").partition("\n")[0]

@@ -69,7 +69,11 @@ class Template:
         try:
             tree = _parse_expression(prompt) if is_condition else _environment().parse(prompt)
             self.names, self.mistakes = check_template(tree, prompt, _functions())
-            self._compiled = None if self.mistakes else _compile(tree)
+            self._compiled: Any = None
+            if not self.mistakes:
+                environment = _environment()
+                code = environment.compile(tree, name=None, filename=_FILE)
+                self._compiled = environment.template_class.from_code(environment, code, _functions())
             paths, literals = list[Sequence[str | int]](), list[object]()
             if is_condition and all(_compares(node, paths, literals) for node in tree.body[0].iter_child_nodes()):
                 self.compared = paths, literals
@@ -137,12 +141,6 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _is_value(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | Mapping | list | tuple | Undefined)
-
-
-def _compile(tree: nodes.Template) -> Any:
-    environment = _environment()
-    code = environment.compile(tree, name=None, filename=_FILE)
-    return environment.template_class.from_code(environment, code, _functions())
 
 
 def _parse_expression(text: str) -> nodes.Template:
