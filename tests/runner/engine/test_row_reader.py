@@ -563,7 +563,7 @@ from plait.runner.plan import plan_file, plan_inputs
 from plait.runner.plan.plan_file import Plan
 
 plan_file.MAX_MADE = {MOST}
-plan_inputs.ROWS_AT_ONCE = row_reader.ROWS_AT_ONCE = {AT_ONCE}
+plan_inputs.ROWS_AT_ONCE = row_reader.ROWS_AT_ONCE = 3
 
 class NoDelay(random.Random):
     def random(self):
@@ -607,7 +607,7 @@ def _go(folder: Path, *words: str) -> int:
 
 
 ROWS = 14
-"""Of two tasks each, more than MOST together, in three blocks."""
+"""Of two tasks each, more than MOST together; so many blocks of three that three processes of one each miss some."""
 
 
 @pytest.mark.slow
@@ -631,10 +631,10 @@ def test_a_run_killed_at_any_transaction_loses_no_row_and_reads_none_twice(
             shutil.copy2(tmp_path / name, folder / name)
         if _go(folder, "first", place, str(number)) == 0:
             ended = number
-            break
-        cuts += 1
-        assert _go(folder, "resume", place, str(number)) in {0, -9}  # a second death, where it goes on so long
-        assert _go(folder, "resume") == 0
+        else:
+            cuts += 1
+            assert _go(folder, "resume", place, str(number)) in {0, -9}  # a second death, where it goes on so long
+            assert _go(folder, "resume") == 0
         with closing(sqlite3.connect(folder / "runs.db")) as connection:
             stored = connection.execute("SELECT task_id, status FROM tasks ORDER BY position").fetchall()
         rows = [f"{name}.{n}" for n in range(1, ROWS + 1) for name in ("note", "sum")]
@@ -643,5 +643,7 @@ def test_a_run_killed_at_any_transaction_loses_no_row_and_reads_none_twice(
         made = Counter((folder / "log").read_text().splitlines())
         assert made.keys() == answers | more
         assert made.total() <= 2 * ROWS + len(more) + 2  # one more for each kill
+        if ended:
+            break
     assert cuts > 20
     assert ended
