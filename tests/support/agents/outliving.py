@@ -59,7 +59,8 @@ class World:
     def turns(self) -> list[dict[str, Any]]:
         """What was said, to whom, and by which process it was heard."""
         log = self.folder / "turns"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # a process may be writing the last one
 
     @property
     def told(self) -> set[int]:

@@ -40,7 +40,8 @@ prompt = sys.stdin.read()
 line = {"pid": os.getpid(), "session": SESSION, "prompt": prompt, "goes_on": GOES_ON}
 log = os.open(FOLDER / "turns", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 os.write(log, (json.dumps(line) + "\n").encode())
-turns = [json.loads(one) for one in (FOLDER / "turns").read_text().splitlines()]
+lines = (FOLDER / "turns").read_text().splitlines(keepends=True)
+turns = [json.loads(one) for one in lines if one.endswith("\n")]  # another process may be writing the last one
 held = next(one["prompt"] for one in reversed(turns) if one["session"] == SESSION and not one["goes_on"])
 word = dict(re.findall(r"\[\[(\w+) ?([^\]]*)\]\]", held))
 
