@@ -213,7 +213,7 @@ class EarlierAnswers:
         self.persons = await _asked_persons(run)
         excluded = frozenset[int]() if self._reuse.keep_answers else self.persons
         self._run, self.before = run, AnswerKeys(run.state, stored_answer_keys(run), excluded=excluded)
-        for position in _shared_positions(run, range(len(run.tasks))):
+        for position in _shared_positions(run):
             if position in self.persons:
                 self._read[position] = await _whole_answer(run, position, of_person=True)
             elif run.state.dag.tasks[position].files:  # their texts are part of what was sent
@@ -243,7 +243,7 @@ class EarlierAnswers:
         with one key the later counts.
         """
         backend_keys, positions = stored_answer_keys(run), list[int]()
-        for position in _shared_positions(run, range(len(run.tasks))):
+        for position in _shared_positions(run):
             task = run.state.dag.tasks[position]
             name = run.state.moved.get(position) or run.state.dag.backend_of(task) or ""
             if name in backend_keys and _without_prompt(task, backend_keys[name]) in wanted:
@@ -384,10 +384,10 @@ async def given_answer(task: Task, text: str) -> EarlierAnswer:
     return EarlierAnswer(text, data, to_json(data), GIVEN, "")
 
 
-def _shared_positions(run: StoredRun, positions: Iterable[int]) -> list[int]:
+def _shared_positions(run: StoredRun) -> list[int]:
     """Return the completed tasks whose answers may be taken over."""
     statuses, tasks = run.state.statuses, run.state.dag.tasks
-    return [each for each in positions if statuses[each] is TaskStatus.COMPLETED and not tasks[each].at_most_once]
+    return [i for i, task in enumerate(tasks) if statuses[i] is TaskStatus.COMPLETED and not task.at_most_once]
 
 
 def _without_prompt(task: Task, backend_key: JsonValue) -> str:
