@@ -275,9 +275,10 @@ def task_identity(state: RunState, position: int) -> Hashable:
 
 def _element(task: Task) -> Hashable:
     """Return the element of a part, a row of texts without the detour of its JSON."""
-    if type(task.item) is dict and {*map(type, task.item.values())} == {str}:
-        return tuple(task.item.items())
-    return to_json(task.item)
+    item = task.item
+    if isinstance(item, Mapping) and {*map(type, item.values())} == {str}:
+        return tuple(item.items())
+    return to_json(item)
 
 
 def describe_change(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> str | None:
