@@ -20,9 +20,8 @@ A run without a store has no writer, no lease and no inbox: `UnstoredSink` publi
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 
 import anyio
@@ -77,42 +76,19 @@ async def execute_run(run: LiveRun) -> RunResult | Diverged:
     except RuntimeError:  # stores and backends do not support trio
         raise RuntimeError("plait needs asyncio's event loop: asyncio.run(main()), or anyio.run(main)") from None
     try:
-        with _seldom_collecting():
-            if (store := run.options.store) is not None:
-                if not run.notify:
-                    return await _execute_stored(run, store)
-                from plait.runner.engine.notices import sending_notices  # noqa: PLC0415 - few runs need the HTTP client
+        if (store := run.options.store) is not None:
+            if not run.notify:
+                return await _execute_stored(run, store)
+            from plait.runner.engine.notices import sending_notices  # noqa: PLC0415 - few runs need the HTTP client
 
-                async with sending_notices(run, store):
-                    return await _execute_stored(run, store)
-            run.sink = UnstoredSink(run.feed.publish)
-            run.sink.submit(run.first_events)
-            return await _execute(run)
+            async with sending_notices(run, store):
+                return await _execute_stored(run, store)
+        run.sink = UnstoredSink(run.feed.publish)
+        run.sink.submit(run.first_events)
+        return await _execute(run)
     finally:
         if run.owner is not None:
             unregister(run.owner)
-
-
-_YOUNG = 10_000
-"""The new objects at which the garbage collector looks at them, while a run executes."""
-_thresholds: list[tuple[int, int, int]] = []
-"""Those of the program, and one entry more for each further run that executes."""
-
-
-@contextmanager
-def _seldom_collecting() -> Generator[None]:
-    """Let the garbage collector wait in the block for more new objects than Python's 700, unless the program lets it
-    wait longer: 256 calls under way are some 9,000 objects, nearly all of which end with their attempt.
-    """
-    _thresholds.append(gc.get_threshold())
-    if len(_thresholds) == 1 and 0 < _thresholds[0][0] < _YOUNG:
-        gc.set_threshold(_YOUNG, *_thresholds[0][1:])
-    try:
-        yield
-    finally:
-        before = _thresholds.pop()
-        if not _thresholds and gc.get_threshold()[0] == _YOUNG:  # else the program has changed it meanwhile
-            gc.set_threshold(*before)
 
 
 async def _execute_stored(run: LiveRun, store: Store) -> RunResult | Diverged:
