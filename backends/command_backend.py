@@ -32,6 +32,7 @@ from plait.backends.backend_protocol import (
     Output,
     Reply,
 )
+from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import (
@@ -43,7 +44,6 @@ from plait.backends.process.child_process import (
     own_variables,
     running,
 )
-from plait.backends.threads import read_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue

@@ -24,9 +24,9 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, ClassVar, TypeAlias, cast
 
 from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest, Placeable, Reply
+from plait.backends.large_answers import in_thread, is_large, read_answer
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
 from plait.backends.running_turn import ask
-from plait.backends.threads import in_thread, is_large, read_answer
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonInput, JsonValue
 from plait.safe_text import clean_text, one_line, parse_json, without_secrets

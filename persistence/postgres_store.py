@@ -26,7 +26,7 @@ import anyio
 from plait.errors import Conflict, Fenced, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
 from plait.events import RunClaimed
 from plait.failpoints import SENT, reached
-from plait.persistence import delete_runs, read_records, tables
+from plait.persistence import delete_runs, sql_store, tables
 from plait.persistence.postgres_connection import (
     WRITES,
     ReconnectingConnection,
@@ -38,7 +38,7 @@ from plait.persistence.postgres_connection import (
     prepare,
     require_driver,
 )
-from plait.persistence.read_records import OF_ONE_STATEMENT, SQLStore
+from plait.persistence.sql_store import OF_ONE_STATEMENT, SQLStore
 from plait.safe_text import SCHEMES, masked_address
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ async def _write_next(connection: Connection, batch: Batch, run: CachedRun, coun
     """
     looks_up = bool(run.missing(batch.events)) or run.needs_size(batch.events)
     try:
-        applied = await _read(connection, read_records.apply_batch(batch, run))
+        applied = await _read(connection, sql_store.apply_batch(batch, run))
     except (Conflict, Fenced):
         return None
     if applied is None or applied.before is None:
@@ -348,14 +348,14 @@ async def _write_exactly(connection: Connection, batch: Batch) -> CachedRun | No
     """Lock and read the head of the run, and apply what is not applied yet. Return the run after the batch."""
     async with connection.transaction():
         reached("txn.begun")
-        applied = await _read(connection, read_records.apply_batch(batch, None))
+        applied = await _read(connection, sql_store.apply_batch(batch, None))
         if applied is None:
             return None
         if not await _write_all_rows(connection, batch, applied):
             raise AssertionError(f"the locked head of run {batch.run_id!r} changed")
         if applied.before is not None and applied.run.head.owner is not None:
             # An owner goes on from here. Its next batches find their tasks without looking them up.
-            await _read(connection, read_records.open_states(batch.run_id, applied.run))
+            await _read(connection, sql_store.open_states(batch.run_id, applied.run))
         _about_to_commit()
     reached("txn.after_commit")
     return applied.run
@@ -371,7 +371,7 @@ async def _transact(connection: Connection, writing: Reading[T]) -> T:
 
 
 def _send_note(run_id: str, note: Note) -> Reading[None]:
-    yield from read_records.add_note(run_id, note)
+    yield from sql_store.add_note(run_id, note)
     # Here only: a NOTIFY takes a lock of the whole cluster at the commit, and would slow down every batch.
     yield "SELECT pg_notify(?, ?)", (_CHANNEL, _payload(run_id))
 

@@ -24,8 +24,8 @@ import anyio
 
 from plait.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
 from plait.failpoints import reached
-from plait.persistence import delete_runs, read_records, tables
-from plait.persistence.read_records import SQLStore
+from plait.persistence import delete_runs, sql_store, tables
+from plait.persistence.sql_store import SQLStore
 from plait.persistence.sqlite_file import (
     BUSY_TIMEOUT_S,
     DAMAGE,
@@ -78,7 +78,7 @@ class _OneConnection(SQLStore):
         await self._write(write_batch, batch, self._runs)
 
     async def send(self, run_id: str, note: Note) -> None:
-        await self._write(_transact, read_records.add_note(run_id, note))
+        await self._write(_transact, sql_store.add_note(run_id, note))
 
 
 class MemoryStore(_OneConnection):
@@ -297,7 +297,7 @@ def write_batch(connection: sqlite3.Connection, batch: Batch, runs: dict[str, Ca
     """Apply the changes that are not applied yet, all or nothing. Raises Fenced, Conflict, or an error of sqlite3."""
     run = runs.pop(batch.run_id, None)
     with _refused_values():
-        with read_records.without_collections(), transaction(connection):
+        with sql_store.without_collections(), transaction(connection):
             reached("txn.begun")
             run = _apply(connection, batch, run)
             reached("txn.before_commit")
@@ -321,7 +321,7 @@ def _apply(connection: sqlite3.Connection, batch: Batch, run: CachedRun | None) 
     """Return the run after the batch; None if nothing was left to apply."""
     if run is not None and connection.execute(tables.GET_LAST, (batch.run_id,)).fetchone() != run.head.last_written:
         run = None
-    applied = _rows_of(connection, read_records.apply_batch(batch, run))
+    applied = _rows_of(connection, sql_store.apply_batch(batch, run))
     if applied is None:
         return None
     for rows in applied.segments:
@@ -396,7 +396,7 @@ def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:
 
 
 def read_on(connection: sqlite3.Connection, read: Callable[[*Ts], Reading[T]], *args: *Ts) -> T:
-    """Read in one transaction, by a function of read_records.py.
+    """Read in one transaction, by a function of sql_store.py.
 
     If the file holds bytes that are no UTF-8, the reading begins again with a lossy decoder. The checksum then shows
     the damaged record, and the other records can still be read.
@@ -407,7 +407,7 @@ def read_on(connection: sqlite3.Connection, read: Callable[[*Ts], Reading[T]], *
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
-    except read_records.WRONG_TYPES as error:
+    except sql_store.WRONG_TYPES as error:
         raise StoreError(
             f"a stored row is damaged: a value has the wrong type ({error}); restore a copy of the store"
         ) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from plait.errors import StoreUnusable
 from plait.json_form import value
-from plait.persistence import read_records, tables
+from plait.persistence import sql_store, tables
 from plait.persistence.sqlite_file import (
     OLDEST_SQLITE,
     decode_lossy,
@@ -92,7 +92,7 @@ def file(path: Path) -> Iterator[Finding]:
                 yield Finding("pages", Verdict.BAD, f"damaged: {damage}", f"{repair_advice(path)}; {advice}")
             else:
                 yield Finding("pages", Verdict.OK, "whole")
-            yield checksums(*read_on(connection, read_records.check_rows))
+            yield checksums(*read_on(connection, sql_store.check_rows))
         except (sqlite3.Error, UnicodeDecodeError) as error:  # a message of SQLite may quote a damaged page
             yield Finding("file", Verdict.BAD, f"{path} cannot be read: {error}", repair_advice(path))
             return

@@ -58,6 +58,7 @@ from plait.backends.backend_protocol import (
     Reply,
 )
 from plait.backends.json_fields import since
+from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import (
@@ -71,7 +72,6 @@ from plait.backends.process.child_process import (
 )
 from plait.backends.process.files_and_locks import private_folder
 from plait.backends.running_turn import cancel_requested, end_of_turn, when_cancelled
-from plait.backends.threads import read_answer
 from plait.backends.whole_answer import whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind

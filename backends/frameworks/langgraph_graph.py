@@ -35,9 +35,9 @@ from plait.backends.backend_protocol import Conversation, ConversationRequest, O
 from plait.backends.extras import require
 from plait.backends.function_backend import unexpected
 from plait.backends.json_fields import at, count, counted, text
+from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
 from plait.backends.running_turn import when_cancelled
-from plait.backends.threads import read_answer
 from plait.backends.whole_answer import whole_answer, without_calls
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, ErrorKind

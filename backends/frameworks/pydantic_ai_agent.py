@@ -26,6 +26,7 @@ from plait.backends.error_kinds import NO_REASON, announced_wait, kind_of, read_
 from plait.backends.extras import require
 from plait.backends.function_backend import format_traceback, place_of
 from plait.backends.json_fields import counted, describe_tool_call
+from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.prices import Billing
 from plait.backends.process.child_process import KILL_LIMIT, child_environment
@@ -33,7 +34,6 @@ from plait.backends.process.files_and_locks import private_folder, replace_file
 from plait.backends.process.process_table import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
 from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.backends.running_turn import cancel_requested, end_of_turn
-from plait.backends.threads import read_answer
 from plait.backends.whole_answer import split_thoughts, whole_answer, without_calls
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind

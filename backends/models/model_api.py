@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Placeable, Reply
 from plait.backends.json_fields import at, at_least, parse
+from plait.backends.large_answers import read_answer
 from plait.backends.models.http_client import (
     Client,
     Endpoint,
@@ -32,7 +33,6 @@ from plait.backends.models.http_client import (
 )
 from plait.backends.models.prompt_cache import PATIENCE_S, SHORTEST, PromptCache, SharedBeginning
 from plait.backends.output_schema import Schema, fitting_answer, in_words
-from plait.backends.threads import read_answer
 from plait.backends.whole_answer import is_whole, whole_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, BackendUnavailable, ErrorKind

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Mismatch, Schema
-from plait.backends.threads import read_answer
 from plait.clock_and_ids import Clock, iso, parse_time
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned, StoreError

@@ -20,10 +20,10 @@ from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Backend, ConversationRequest, Files, PlacedBackend, Reply
 from plait.backends.command_backend import CommandBackend
+from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Mismatch, Schema
 from plait.backends.process.child_process import ProgramBackend
 from plait.backends.process.files_and_locks import private_file, private_folder
-from plait.backends.threads import read_answer
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind, PromptError
 from plait.json_form import JsonValue, value

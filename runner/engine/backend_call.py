@@ -14,9 +14,9 @@ import anyio
 
 from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
 from plait.backends.function_backend import format_traceback
+from plait.backends.large_answers import in_thread, is_large
 from plait.backends.output_schema import Schema
 from plait.backends.running_turn import Cancellation, QuestionAsked, Turn, in_turn, question_in
-from plait.backends.threads import in_thread, is_large
 from plait.dialogue import Message, Question, Role
 from plait.errors import BackendError, BackendUnavailable, ErrorKind, PlaitError, PromptError
 from plait.failpoints import reached

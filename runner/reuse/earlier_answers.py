@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from typing import Any
 
+from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Mismatch, Schema
-from plait.backends.threads import read_answer
 from plait.clock_and_ids import parse_time
 from plait.dialogue import Message
 from plait.errors import BackendError, InvalidRequest, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest

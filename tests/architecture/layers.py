@@ -26,7 +26,7 @@ LAYERS: list[list[str]] = [
     ["backends.backend_protocol backends.json_fields backends.error_kinds "
      "backends.extras backends.prices backends.whole_answer"],
     ["backends.output_schema"],
-    ["backends.threads"],
+    ["backends.large_answers"],
     ["backends.running_turn backends.function_backend"],
     ["backends.process"],
     ["backends.models", "backends.frameworks", "backends.agents", "backends.command_backend"],
@@ -35,7 +35,7 @@ LAYERS: list[list[str]] = [
     ["backends"],  # the public names
     # The contract of a store, and the rules that each store keeps.
     ["persistence.store_protocol persistence.store_records persistence.write_rules"],
-    ["persistence.tables persistence.apply_events persistence.read_records "
+    ["persistence.tables persistence.apply_events persistence.sql_store "
      "persistence.sqlite_file persistence.delete_runs"],
     ["persistence.sqlite_store persistence.store_health", "persistence.postgres_store persistence.postgres_connection"],
     ["persistence"],  # the public names

@@ -12,7 +12,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Task
 from plait.backends import ConversationRequest, FunctionBackend
-from plait.backends.threads import LARGE, in_thread
+from plait.backends.large_answers import LARGE, in_thread
 from plait.errors import BackendError, ErrorKind
 
 

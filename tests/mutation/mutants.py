@@ -29,7 +29,7 @@ MODULES = (
     "persistence/tables.py",
     "persistence/write_rules.py",
     "persistence/apply_events.py",
-    "persistence/read_records.py",
+    "persistence/sql_store.py",
     "persistence/delete_runs.py",
     "persistence/sqlite_file.py",
     "persistence/sqlite_store.py",

@@ -24,7 +24,7 @@ import anyio
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from plait.errors import StoreUnusable
 from plait.persistence import Batch, RunRecord, SQLiteStore
-from plait.persistence.read_records import get_run, list_attempts, list_events, list_messages, list_tasks
+from plait.persistence.sql_store import get_run, list_attempts, list_events, list_messages, list_tasks
 from plait.persistence.sqlite_file import open_database
 from plait.persistence.sqlite_store import read_on
 from tests.faults.campaigns.report import Report, Scale

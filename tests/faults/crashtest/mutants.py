@@ -16,7 +16,7 @@ from plait import events
 from plait.errors import Fenced
 from plait.events import PolicyDecided, TasksAdded
 from plait.failpoints import FAILPOINTS
-from plait.persistence import Batch, read_records, sqlite_store, write_rules
+from plait.persistence import Batch, sql_store, sqlite_store, write_rules
 from plait.runner.engine.checkpointer import COMMITTED, Checkpointer, WritePosition
 from plait.runner.recovery import resume as takeover
 from plait.runner.recovery import resume_plan as verdict
@@ -253,6 +253,6 @@ MUTANTS = (
         ("file.before_link",),
         range(1, 2),
     ),
-    Mutant("checksums not looked at", read_records, "checksum", _skip_checksums, kind=Kind.ROT),
+    Mutant("checksums not looked at", sql_store, "checksum", _skip_checksums, kind=Kind.ROT),
 )
 """All planted bugs."""

@@ -11,7 +11,7 @@ import pytest
 
 from plait.events import Event, NewTask, TaskCompleted, TaskRetried, TaskStarted
 from plait.persistence import Batch
-from plait.persistence.read_records import list_events
+from plait.persistence.sql_store import list_events
 from plait.persistence.sqlite_file import open_database
 from plait.persistence.sqlite_store import read_on, write_batch
 from tests.contracts.store.samples import CLAIMED, CREATED, RUN, at

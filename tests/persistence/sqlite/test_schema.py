@@ -13,7 +13,7 @@ import pytest
 
 from plait.events import LeaseRenewed, NewTask, SessionOpened, TaskCompleted, TaskStarted
 from plait.persistence import Batch, SQLiteStore, Store, tables
-from plait.persistence.read_records import get_run, list_runs
+from plait.persistence.sql_store import get_run, list_runs
 from plait.persistence.sqlite_file import open_database
 from plait.persistence.sqlite_store import read_on, write_batch
 from plait.persistence.tables import Write, for_each_row

@@ -13,7 +13,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, PostgresStore, Retry, RunStatus, Task
 from plait.errors import BackendError, ErrorKind
-from plait.persistence import Note, read_records
+from plait.persistence import Note, sql_store
 from tests.support.fakes import QuickClock, Talker
 from tests.support.processes.command import plait_here
 from tests.support.stores.postgres import empty, worker_dsn
@@ -92,7 +92,7 @@ def test_a_server_that_goes_away_meanwhile_is_no_damage(
     def goes_away(_run_id: str, _after: int) -> Generator[tuple[str, tuple[()]]]:
         yield "SELECT pg_terminate_backend(pg_backend_pid())", ()
 
-    monkeypatch.setattr(read_records, "list_notes", goes_away)
+    monkeypatch.setattr(sql_store, "list_notes", goes_away)
     done = plait_here(tmp_path, "doctor", "--json", "--store", dsn)
     bad = {one["check"]: one["found"] for one in done.value["checks"] if one["verdict"] == "bad"}
     assert done.code == 3

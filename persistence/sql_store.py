@@ -1,4 +1,4 @@
-"""How a store reads its tables, the same for both databases.
+"""What both databases have in common: `SQLStore`, how a store reads its tables, and how a batch is applied to them.
 
 Each read is a generator (`tables.Reading`). So SQLite reads on its thread and PostgreSQL by awaiting, and each fills in
 its own words (`tables`) for the braces. The rows become records here, checked by their checksums.
