@@ -177,7 +177,7 @@ def new_run(
         live.owner = claim_for_this_process(at)
         claim = RunClaimed(at, live.owner, config.clock.wall() + config.lease)
         live.first_events = _run_created(at, run_id, dag, kept), events.RunStarted(at, run_id), claim
-        vars(dag).pop("rows", None)  # the events hold them until they are stored
+        dag.forget_rows()  # the events hold them until they are stored
         live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
         outcome = await execute_run(live)
         return outcome if isinstance(outcome, RunResult) else await go_on(live, outcome)
@@ -211,12 +211,13 @@ def _reuse(
 
 def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput]) -> events.RunCreated:
     """Return the event that stores the run with its whole DAG."""
-    kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT, "inputs": dag.inputs}
+    kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT}
     if dag.growth is not None:
         kept["growth"] = asdict(dag.growth)
     if dag.rows_file is not None:
         kept[ROWS_FILE] = asdict(dag.rows_file)
-    return events.RunCreated(at, run_id, dag.name, to_json(kept), dag.rows)
+    stored = f'{to_json(kept)[:-1]},"inputs":{dag.stored_inputs()}}}'
+    return events.RunCreated(at, run_id, dag.name, stored, dag.rows)
 
 
 async def create_run(

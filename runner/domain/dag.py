@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from plait.errors import DAGError, Problem
 from plait.events import NewTask
-from plait.json_form import JsonInput, JsonValue, value
+from plait.json_form import JsonInput, JsonValue, to_json, value
 from plait.runner.domain.run_result import html_table
 from plait.runner.domain.task_checks import (
     Checks,
@@ -29,7 +29,7 @@ from plait.runner.domain.task_checks import (
     unpaired_continues,
 )
 from plait.runner.domain.votes import with_samples
-from plait.task import MAX_TASKS, GrowthLimits, Join, Task
+from plait.task import MAX_TASKS, GrowthLimits, Join, Task, write_specs
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -143,7 +143,30 @@ class DAG:
     @cached_property
     def rows(self) -> tuple[NewTask, ...]:
         """The tasks as they are stored. Made once, and only for a graph that does not grow."""
-        return tuple(map(NewTask.of, self.tasks))
+        return tuple(map(NewTask.of, self.tasks, write_specs(self.tasks, self._items)))
+
+    @cached_property
+    def _items(self) -> Mapping[int, str]:
+        """The JSON of the items by their `id`: the same for each task over an element, and in the inputs."""
+        return {id(task.item): to_json(task.item) for task in self.tasks if task.item is not None}
+
+    def stored_inputs(self) -> str:
+        """Return the JSON of the inputs."""
+        items = self._items
+
+        def written(value: JsonInput) -> str:
+            if type(value) is not list or not items:
+                return to_json(value)
+            elements = cast("list[JsonInput]", value)
+            return f"[{','.join([items.get(id(one)) or to_json(one) for one in elements])}]"
+
+        named = [f"{to_json({name: 0})[1:-2]}{written(value)}" for name, value in self.inputs.items()]
+        return f"{{{','.join(named)}}}"
+
+    def forget_rows(self) -> None:
+        """Free `rows`, which are stored, or held by the event that stores them."""
+        for made in ("rows", "_items"):
+            vars(self).pop(made, None)
 
     def copy(self) -> DAG:
         """Return a copy of the graph, for `extend`."""

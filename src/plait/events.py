@@ -57,9 +57,10 @@ class NewTask:
     """The other fields of the task as JSON: see `task.write_spec`. The store never reads the JSON."""
 
     @classmethod
-    def of(cls, task: Task) -> NewTask:
-        """Return the task as it is stored."""
-        return cls(task.id, task.prompt, tuple(task.depends_on), task.backend, write_spec(task))
+    def of(cls, task: Task, spec: str | None = None) -> NewTask:
+        """Return the task as it is stored; `spec` is its spec if that is written already."""
+        spec = write_spec(task) if spec is None else spec
+        return cls(task.id, task.prompt, tuple(task.depends_on), task.backend, spec)
 
 
 _COLUMNS = frozenset({"at", "run_id", "task_id", "attempt"})

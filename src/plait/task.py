@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, field, fields, replace
 from enum import StrEnum
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, is_
 from pathlib import PurePath
 from typing import Any, Literal, NoReturn, Protocol, Self, TypeAlias, cast
 
@@ -619,6 +619,7 @@ class Task:
 _OPTIONS = [one for one in fields(Task) if one.name not in {"id", "prompt", "depends_on", "backend", "output"}]
 _DEFAULTS = tuple(one.default if one.default_factory is MISSING else one.default_factory() for one in _OPTIONS)
 _options_of = attrgetter(*(one.name for one in _OPTIONS))
+_shared_of = attrgetter(*(one.name for one in _OPTIONS if one.name not in {"item", "aliases"}))
 
 
 def write_spec(task: Task) -> str:
@@ -626,8 +627,31 @@ def write_spec(task: Task) -> str:
     share the empty spec.
     """
     options = _options_of(task)
-    if options == _DEFAULTS:
-        return "{}"
+    return "{}" if options == _DEFAULTS else to_json(_spec_of(task, options))
+
+
+def write_specs(tasks: Iterable[Task], items: Mapping[int, str]) -> Iterator[str]:
+    """Yield what `write_spec` returns for each task. The parts of a list share all but the item and the aliases, which
+    is written once; `items` holds the JSON of the items by their `id`.
+    """
+    last: tuple[Any, ...] = ()
+    before = after = ""
+    for task in tasks:
+        if (item := items.get(id(task.item))) is None:
+            yield write_spec(task)
+            continue
+        shared = _shared_of(task)
+        if not last or not all(map(is_, shared, last)):
+            last, spec = shared, _spec_of(task, _options_of(task))
+            spec.pop("aliases", None)
+            named, place = [*spec.items()], [*spec].index("item")
+            before = to_json(dict([*named[:place], ("item", 0)])).removesuffix("0}")
+            after = to_json(dict([("item", 0), *named[place + 1 :]])).removeprefix('{"item":0')
+        aliases = f',"aliases":{to_json(task.aliases)}' if task.aliases else ""
+        yield f"{before}{item}{aliases}{after}"
+
+
+def _spec_of(task: Task, options: tuple[Any, ...]) -> dict[str, Any]:
     named = zip(_OPTIONS, options, _DEFAULTS, strict=True)
     spec: dict[str, Any] = {
         one.name: option for one, option, default in named if option is not default and option != default
@@ -642,7 +666,7 @@ def write_spec(task: Task) -> str:
         spec["call"] = asdict(task.call)
     if "files" in spec:
         spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
-    return to_json(spec)
+    return spec
 
 
 def read_spec(spec: str) -> dict[str, Any]:

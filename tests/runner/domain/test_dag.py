@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait import DAG, Retry, Task
+from plait import DAG, Check, Retry, Task
 from plait.errors import DAGError
+from plait.events import NewTask
+from plait.json_form import parsed
 
 
 def problems(*tasks: Task, **inputs: str) -> list[str]:
@@ -320,3 +322,24 @@ def test_a_number_of_retries_and_a_single_dependency_mean_the_same_as_their_long
     assert short == Task("b", "{{ ab }}", retry=Retry(attempts=4), depends_on=("ab",))
     assert Task("a", "a", retry=0).retry == Retry(attempts=1)
     assert DAG([Task("ab", "ab"), short]).dependencies == [(), (0,)]
+
+
+def test_the_rows_of_parts_share_their_texts_and_say_what_each_row_alone_would() -> None:
+    """With items of all types, as 1, True and 1.0 are one key to Python; other settings within a list; two lists."""
+    items: list[Any] = [{"a": 'é"'}, 1, True, 1.0, 0, False, "", "\ud800", [None], {"item": 0}, {}]
+    settings: list[dict[str, Any]] = [
+        {},
+        {"timeout": 3.0, "metadata": {"item": 0}, "cache": True, "failure_mode": "soft", "max_cost": 0.5},
+        {"retry": Retry(attempts=2), "check": Check(run=("true",)), "system": "item", "weight": 2},
+    ]
+    tasks = [Task(f"a{n}.{k}", "{{ item }}", item=item, **more) for n, more in enumerate(settings)
+             for k, item in enumerate(items, 1)]  # fmt: skip
+    behind = [Task(f"b.{k}", "{{ a0 }}", depends_on=[f"a0.{k}"], item=item, aliases={"a0": f"a0.{k}"})
+              for k, item in enumerate(items, 1)]  # fmt: skip
+    mixed = [
+        Task(f"c.{k}", "{{ item }}", item=item, metadata={"k": (1, True)[k % 2]}) for k, item in enumerate(items, 1)
+    ]
+    dag = DAG([Task("first", "p"), *tasks, *behind, *mixed], inputs={"list": items, "no": [], "one": {"a": [1.0]}})
+    assert dag.rows == tuple(map(NewTask.of, dag))
+    assert repr(parsed(dag.stored_inputs())) == repr(dag.inputs)
+    assert DAG([Task("a", "a")]).stored_inputs() == "{}"
