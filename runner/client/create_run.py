@@ -177,7 +177,7 @@ def new_run(
         live.owner = claim_for_this_process(at)
         claim = RunClaimed(at, live.owner, config.clock.wall() + config.lease)
         live.first_events = _run_created(at, run_id, dag, kept), events.RunStarted(at, run_id), claim
-        dag.forget_rows()  # the events hold them until they are stored
+        vars(dag).pop("stored", None)  # the events hold it until it is stored
         live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
         outcome = await execute_run(live)
         return outcome if isinstance(outcome, RunResult) else await go_on(live, outcome)
@@ -216,8 +216,8 @@ def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInpu
         kept["growth"] = asdict(dag.growth)
     if dag.rows_file is not None:
         kept[ROWS_FILE] = asdict(dag.rows_file)
-    stored = f'{to_json(kept)[:-1]},"inputs":{dag.stored_inputs()}}}'
-    return events.RunCreated(at, run_id, dag.name, stored, dag.rows)
+    inputs, rows = dag.stored
+    return events.RunCreated(at, run_id, dag.name, f'{to_json(kept)[:-1]},"inputs":{inputs}}}', rows)
 
 
 async def create_run(

@@ -141,32 +141,18 @@ class DAG:
         return any(task.cache is not False for task in self.tasks)
 
     @cached_property
-    def rows(self) -> tuple[NewTask, ...]:
-        """The tasks as they are stored. Made once, and only for a graph that does not grow."""
-        return tuple(map(NewTask.of, self.tasks, write_specs(self.tasks, self._items)))
-
-    @cached_property
-    def _items(self) -> Mapping[int, str]:
-        """The JSON of the items by their `id`: the same for each task over an element, and in the inputs."""
-        return {id(task.item): to_json(task.item) for task in self.tasks if task.item is not None}
-
-    def stored_inputs(self) -> str:
-        """Return the JSON of the inputs."""
-        items = self._items
+    def stored(self) -> tuple[str, tuple[NewTask, ...]]:
+        """The inputs as JSON, and the tasks, as they are stored. Made once, and only for a graph that does not grow."""
+        # The JSON of an item is that of an element of an input, and of the item of each task over this element.
+        items = {id(task.item): to_json(task.item) for task in self.tasks if task.item is not None}
 
         def written(value: JsonInput) -> str:
-            if type(value) is not list or not items:
+            if not isinstance(value, list) or not items:
                 return to_json(value)
-            elements = cast("list[JsonInput]", value)
-            return f"[{','.join([items.get(id(one)) or to_json(one) for one in elements])}]"
+            return f"[{','.join([items.get(id(one)) or to_json(one) for one in value])}]"
 
-        named = [f"{to_json({name: 0})[1:-2]}{written(value)}" for name, value in self.inputs.items()]
-        return f"{{{','.join(named)}}}"
-
-    def forget_rows(self) -> None:
-        """Free `rows`, which are stored, or held by the event that stores them."""
-        for made in ("rows", "_items"):
-            vars(self).pop(made, None)
+        inputs = [f"{to_json({name: 0})[1:-2]}{written(value)}" for name, value in self.inputs.items()]
+        return f"{{{','.join(inputs)}}}", tuple(map(NewTask.of, self.tasks, write_specs(self.tasks, items)))
 
     def copy(self) -> DAG:
         """Return a copy of the graph, for `extend`."""
@@ -380,13 +366,9 @@ class DAG:
         longest = [0.0] * (len(self.tasks) - start)
         order = self.order if not start else _topological(self.dependencies, self.dependents, start)
         for position in reversed(order):
-            after = max(
-                (
-                    longest[dependent - start] if dependent >= start else earlier[dependent]
-                    for dependent in self.dependents[position]
-                ),
-                default=0.0,
-            )
+            after = 0.0
+            if dependents := self.dependents[position]:
+                after = max(longest[each - start] if each >= start else earlier[each] for each in dependents)
             longest[position - start] = self.tasks[position].weight + after
         return longest
 

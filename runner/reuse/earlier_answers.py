@@ -169,12 +169,12 @@ class EarlierAnswers:
         run, after = self._run, self.keys_of(state)
         assert run is not None
         results, tasks = before.state.results, before.state.dag.tasks
+        run_id = run.record.run_id
         for earlier in self.earlier_tasks(state, position):
             result = results.get(earlier)
             if result is None or result.status is not TaskStatus.COMPLETED or tasks[earlier].at_most_once:
                 continue
             if have_same_answer(before, earlier, after, position):
-                run_id = run.record.run_id
                 answer = self._read.get(earlier) or EarlierAnswer(
                     result.text, result.data, run.tasks[earlier].data, f"{REUSED}{run_id}", run_id, position=earlier
                 )

@@ -340,6 +340,7 @@ def test_the_rows_of_parts_share_their_texts_and_say_what_each_row_alone_would()
         Task(f"c.{k}", "{{ item }}", item=item, metadata={"k": (1, True)[k % 2]}) for k, item in enumerate(items, 1)
     ]
     dag = DAG([Task("first", "p"), *tasks, *behind, *mixed], inputs={"list": items, "no": [], "one": {"a": [1.0]}})
-    assert dag.rows == tuple(map(NewTask.of, dag))
-    assert repr(parsed(dag.stored_inputs())) == repr(dag.inputs)
-    assert DAG([Task("a", "a")]).stored_inputs() == "{}"
+    inputs, rows = dag.stored
+    assert rows == tuple(map(NewTask.of, dag))
+    assert repr(parsed(inputs)) == repr(dag.inputs)
+    assert DAG([Task("a", "a")]).stored[0] == "{}"
