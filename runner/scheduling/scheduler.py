@@ -667,7 +667,7 @@ class Scheduler:
     def _load(self, statuses: Sequence[TaskStatus], later: Collection[int], throttled: Mapping[int, Pause]) -> None:
         self._joins.enter(0, statuses)
         for position, status in enumerate(statuses):
-            if self._is_satisfied(position, status):
+            if status is not TaskStatus.PENDING and self._is_satisfied(position, status):
                 for waiting in self._joins.without(self._dag.needed_by(position)):
                     self._missing[waiting] -= 1
         for position, status in enumerate(statuses):

@@ -344,3 +344,11 @@ def test_the_rows_of_parts_share_their_texts_and_say_what_each_row_alone_would()
     assert rows == tuple(map(NewTask.of, dag))
     assert repr(parsed(inputs)) == repr(dag.inputs)
     assert DAG([Task("a", "a")]).stored[0] == "{}"
+
+
+@pytest.mark.parametrize("wrong", [{"a": {1}}, {("a",): "x"}, {"a": "x", "b": float("nan")}, {1, 2}])
+def test_a_wrong_element_is_found_among_rows_of_texts(wrong: Any) -> None:
+    rows: list[Any] = [{"a": "x"}, {"a": "x", "b": "y"}, {}, {"a": 1.5}, ["x"], "x"]
+    assert DAG([Task("a", "a")], inputs={"rows": rows}).inputs == {"rows": rows}
+    with pytest.raises(DAGError, match="inputs have to be JSON, to be stored with the run: "):
+        DAG([Task("a", "a")], inputs={"rows": [*rows, wrong]})
