@@ -151,7 +151,7 @@ class DAG:
                 return to_json(value)
             return f"[{','.join([items.get(id(one)) or to_json(one) for one in value])}]"
 
-        inputs = [f"{to_json({name: 0})[1:-2]}{written(value)}" for name, value in self.inputs.items()]
+        inputs = [f"{to_json(name)}:{written(value)}" for name, value in self.inputs.items()]
         return f"{{{','.join(inputs)}}}", tuple(map(NewTask.of, self.tasks, write_specs(self.tasks, items)))
 
     def copy(self) -> DAG:

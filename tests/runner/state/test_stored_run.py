@@ -17,7 +17,7 @@ async def test_a_run_is_read_with_the_tasks_of_a_plan_that_have_the_same_rows() 
     async with MemoryStore() as store:
         stored = DAG([Task("a", "p", item={"n": 1}), Task("b", "p", item={"n": 1}), Task("c", "p", ["a"])])
         await store.write(
-            Batch("r", 0, 1, (RunCreated(AT, "r", "", to_json({"format": SETTINGS_FORMAT}), stored.rows),))
+            Batch("r", 0, 1, (RunCreated(AT, "r", "", to_json({"format": SETTINGS_FORMAT}), stored.stored[1]),))
         )
         same, other = Task("a", "p", item={"n": 1}), Task("b", "p", item={"n": True})
         run = await stored_run(store, "r", plan=DAG([same, other, Task("c", "p")]))
@@ -35,7 +35,7 @@ async def test_a_run_keeps_its_own_graph_where_a_plan_has_other_items_or_another
     stored, plan = graph("stored", 1, "{{ item }} {{ a }}"), graph("plan", 2, last)
     async with MemoryStore() as store:
         settings = to_json({"format": SETTINGS_FORMAT, "inputs": stored.inputs})
-        await store.write(Batch("r", 0, 1, (RunCreated(AT, "r", "stored", settings, stored.rows),)))
+        await store.write(Batch("r", 0, 1, (RunCreated(AT, "r", "stored", settings, stored.stored[1]),)))
         dag = (await stored_run(store, "r", plan=plan)).state.dag
     assert (dag.name, dag.inputs, dag["c"].item, plan["c"].item) == ("stored", {"n": 1}, {"n": 1}, {"n": 2})
     assert [list(dag.needed(position)) for position in range(3)] == [[], [0], [1, 0]]
