@@ -333,7 +333,7 @@ class RateLimiter:
                 unused[name], bucket.expired = bucket.expired, 0.0
             first, call = replace(need, **lacks), Units(1.0, need.tokens)
             allowance, self._allowance = self._allowance, None
-            return Demand(self.limits, first, call, calls, Units(**unused), allowance, self._day, priority)
+            return Demand(self.limits, first, call, calls, Units(**unused), allowance, day=self._day, priority=priority)
 
     def grant(self, units: Units, now: float, day: int = 0, *, in_time: bool = True) -> None:
         """Add units that the store has granted, to be used now unless not `in_time`. The dollars count on `day`."""
