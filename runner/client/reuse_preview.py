@@ -185,14 +185,14 @@ async def _usages(run: StoredRun) -> dict[int, Usage]:
     """Return the usage of the last call of each task of the run, by position: in the run, or in the run whose answer
     the run took over, and so on.
     """
-    usages = {position: record.usage for position, record in enumerate(run.tasks) if record.usage is not NO_USAGE}
+    usages = {position: record.usage for position, record in enumerate(run.tasks) if record.usage != NO_USAGE}
     places: dict[Hashable, int] = {}
     async for older in runs_taken_over(run):
         if older is run:
             continue
         places = places or {task_identity(run.state, place): place for place in reversed(range(len(run.tasks)))}
         for position, record in enumerate(older.tasks):
-            if record.usage is not NO_USAGE and (place := places.get(task_identity(older.state, position))) is not None:
+            if record.usage != NO_USAGE and (place := places.get(task_identity(older.state, position))) is not None:
                 usages.setdefault(place, record.usage)
     return usages
 

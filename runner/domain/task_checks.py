@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import fields, replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeGuard, cast
 
 from plait.backends.output_schema import schema_problem
 from plait.errors import Problem, PromptError, nearest
@@ -286,7 +286,7 @@ class Checks:
         """Yield the problems of the graph's inputs."""
         # JSON beyond doubt need not be written to be sure of it: a list may have 100,000 rows of texts.
         unsure = {
-            name: [one for one in value if not _is_row_of_texts(one)] if isinstance(value, list) else value
+            name: [one for one in value if not is_row_of_texts(one)] if isinstance(value, list) else value
             for name, value in self._inputs.items()
         }
         if reason := why_no_json(unsure):
@@ -642,7 +642,8 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 """Made once: `json.dumps` makes an encoder for each value."""
 
 
-def _is_row_of_texts(value: JsonInput) -> bool:
+def is_row_of_texts(value: JsonInput) -> TypeGuard[dict[str, str]]:
+    """Return whether `value` is a row of a file, such as a CSV, all of whose values are texts: JSON beyond doubt."""
     return isinstance(value, dict) and {*map(type, chain.from_iterable(value.items()))} == {str}
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 from plait.json_form import JsonInput, JsonValue, to_json
 from plait.runner.domain.dag import group_of
 from plait.runner.domain.prompt_values import named, names_of, prompt_values
+from plait.runner.domain.task_checks import is_row_of_texts
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
@@ -275,10 +276,7 @@ def task_identity(state: RunState, position: int) -> Hashable:
 
 def _element(task: Task) -> Hashable:
     """Return the element of a part, a row of texts without the detour of its JSON."""
-    item = task.item
-    if isinstance(item, Mapping) and {*map(type, item.values())} == {str}:
-        return tuple(item.items())
-    return to_json(item)
+    return tuple(task.item.items()) if is_row_of_texts(task.item) else to_json(task.item)
 
 
 def describe_change(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> str | None:
