@@ -9,22 +9,89 @@ long to wait. Outside of any run, `probe_hosts` asks hosts for their state.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from importlib.metadata import version
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import anyio
 import anyio.abc
 
 from plait.backends.backend_protocol import RunOnHosts
-from plait.backends.hosts.host_frames import LONGEST, Frame, foreign_output, frame_line, read_frame
-from plait.json_form import value
+from plait.dialogue import Message
+from plait.errors import BackendError, ErrorKind
+from plait.json_form import as_json, from_json, value
 from plait.safe_text import one_line
+from plait.usage import Usage
+
+# Frames: the JSON objects, one a line, that a runner and a host process exchange. Values are written and read here.
+#
+#     runner -> host    probe                          how many attempts are at work; the answer is `state`
+#                       hello                          the version, the run, the epoch, the attempts to keep
+#                       ask, go, cancel                an attempt asks for a slot and its folder, begins, is ended
+#                       wind_down                      the run is being cancelled
+#                       remove_files                   the run is over: its files are removed
+#     host -> runner    ready, refused                 the answers to hello
+#                       slot                           the answer to ask
+#                       session, output, allowance     reports of an attempt under way
+#                       reply, error, asked, ended     the end of an attempt
+#
+# Every frame has its name as `op`, and a frame about an attempt has `attempt`. Values have the form of `as_json`.
+# Nothing but JSON crosses: no code, and no values of the environment.
+
+Frame: TypeAlias = dict[str, Any]
+_MAX_FOREIGN = 80
+"""Characters of foreign output in a message."""
+LONGEST = 2**30
+"""Bytes of a frame. A longer one ends the connection."""
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def frame_line(frame: Mapping[str, Any]) -> bytes:
+    """Return `frame` as a line. Raise TypeError or ValueError for values that JSON cannot hold."""
+    return _ENCODER.encode(frame).encode() + b"\n"
+
+
+def read_frame(line: bytes | bytearray) -> Frame:
+    """Return the frame in `line`. Raise ValueError if the line is no frame."""
+    frame = json.loads(line.decode())  # from bytes, json would guess the encoding
+    if not isinstance(frame, dict) or not isinstance(frame.get("op"), str):  # pyright: ignore[reportUnknownMemberType]
+        raise ValueError("a line is no frame of plait")
+    return frame  # pyright: ignore[reportUnknownVariableType]
+
+
+def foreign_output(line: bytes) -> str:
+    """Return the reason why a host that printed `line`, which is no frame, cannot be used."""
+    text = one_line(line.decode("utf-8", "replace"))
+    return f"the output is not that of plait: {text[:_MAX_FOREIGN]!r}; login scripts of the host must print nothing"
+
+
+def error_json(error: BackendError) -> Frame:
+    """Return the form of an error."""
+    form: Frame = {"kind": ErrorKind(error.kind).value, "message": error.message}
+    for name in ("retry_after", "continues_session", "traceback", "status"):
+        if part := getattr(error, name):
+            form[name] = part
+    return {**form, "usage": as_json(error.usage), "messages": [as_json(message) for message in error.messages]}
+
+
+def read_error(form: Mapping[str, Any]) -> BackendError:
+    """Return the error. Raise ValueError, KeyError or TypeError for anything else."""
+    parts = dict(form)
+    status = parts.pop("status", None)
+    parts["usage"] = from_json(Usage, parts["usage"])
+    parts["messages"] = tuple(from_json(Message, one) for one in parts["messages"])
+    error = BackendError(ErrorKind(parts.pop("kind")), parts.pop("message"), **parts)
+    error.status = status
+    return error
+
+
+# The connection.
 
 LOST: Frame = {"op": "lost"}
 """The frame that each attempt reads when the connection breaks."""
@@ -242,13 +309,18 @@ class HostConnection:
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._write, channel)
-                reason = await self._read(FrameReader(channel), channel)
+                async with aclosing(_frames(channel)) as frames:
+                    try:
+                        reason = await self._read(frames, channel)
+                    except HostUnreachable as error:
+                        reason = str(error)
+                self.is_connected = False
                 group.cancel_scope.cancel()
         finally:
             await channel.close()
         self._lost(reason or channel.errors)
 
-    async def _read(self, frames: FrameReader, channel: Channel) -> str:
+    async def _read(self, frames: AsyncGenerator[Frame], channel: Channel) -> str:
         """Read frames until the connection ends. Return the reason if the host did not accept; else an empty text."""
         ours, first = version("plait"), None
         with anyio.move_on_after(_ANSWER_S) as limit:
@@ -262,11 +334,11 @@ class HostConnection:
                 "keep": sorted(self.keeps),  # the host ends the other attempts of the run
             }
             await channel.send(frame_line(hello))
-            first = await frames.next()
+            first = await anext(frames, None)
         if limit.cancelled_caught:
             return f"no answer within {_ANSWER_S:g} s"
         if first is None:
-            return frames.problem
+            return ""
         if first["op"] != "ready":
             if first.get("why") in {"version", "fenced"}:
                 self.refusal = str(first["why"])
@@ -274,12 +346,11 @@ class HostConnection:
             self.reason = differs(theirs, ours) if self.refusal == "version" else one_line(str(first.get("message")))
             return self.reason
         self._accepted()
-        while (frame := await frames.next()) is not None:
+        async for frame in frames:
             attempt = self.attempts.get(str(frame.get("attempt")))
             if attempt is not None:
                 attempt.put(frame)
-        self.is_connected = False
-        return frames.problem
+        return ""
 
     def _accepted(self) -> None:
         self.is_connected = self.was_connected = True
@@ -317,35 +388,27 @@ def differs(theirs: str, ours: str) -> str:
     return f"plait {theirs} is installed there, and {ours} here; install the same version"
 
 
-class FrameReader:
-    """Reads the frames in the output of a process."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._pending = bytearray()
-        self._frames: deque[Frame] = deque()
-        self.problem = ""
-        """Why the output is not that of a host, if it is not: a login script prints, or another program."""
-
-    async def next(self) -> Frame | None:
-        """Return the next frame; None at the end, and if the output is not that of a host."""
-        while not self._frames:
-            try:
-                data = await self._channel.receive()
-            except anyio.EndOfStream:
-                return None
-            self._pending += data
-            if b"\n" in data:
-                *lines, self._pending = self._pending.split(b"\n")
-                for line in lines:
-                    try:
-                        self._frames.append(read_frame(line))
-                    except ValueError:
-                        self.problem = foreign_output(bytes(line))
-                        return None
-            elif len(self._pending) > LONGEST:
-                return None
-        return self._frames.popleft()
+async def _frames(channel: Channel) -> AsyncGenerator[Frame]:
+    """Yield the frames in the output of a process until its end. Raise HostUnreachable if the output is not that of a
+    host: a login script prints, or another program.
+    """
+    pending = bytearray()
+    while True:
+        try:
+            data = await channel.receive()
+        except anyio.EndOfStream:
+            return
+        pending += data
+        if b"\n" in data:
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                try:
+                    frame = read_frame(line)
+                except ValueError:
+                    raise HostUnreachable(foreign_output(bytes(line))) from None
+                yield frame
+        elif len(pending) > LONGEST:
+            return
 
 
 async def open_process(command: Sequence[str]) -> Channel:

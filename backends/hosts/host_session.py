@@ -12,8 +12,7 @@ import anyio
 import anyio.abc
 
 from plait.backends.backend_protocol import AwayHost, Output
-from plait.backends.hosts.host_connection import END_S, LOST, AttemptChannel, HostConnection
-from plait.backends.hosts.host_frames import Frame
+from plait.backends.hosts.host_connection import END_S, LOST, AttemptChannel, Frame, HostConnection
 from plait.errors import BackendError, ErrorKind
 
 OnOutput = Callable[[Output], None]

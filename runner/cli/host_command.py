@@ -35,8 +35,7 @@ def host_command() -> int:
             "plait host is started over ssh by a run whose plan names hosts; its standard input has to be a pipe or a "
             "socket, and is neither"
         )
-    from plait.backends.hosts.host_fence import state_folder  # noqa: PLC0415 - the help needs neither
-    from plait.backends.hosts.host_process import serve  # noqa: PLC0415
+    from plait.backends.hosts.host_process import serve, state_folder  # noqa: PLC0415 - the help needs neither
 
     # A signal has to end this process at once: an orderly end would end the agents.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -18,8 +18,7 @@ from distributed import Client
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import FunctionBackend
-from plait.backends.hosts import dask_relay
-from plait.backends.hosts.dask_hosts import slots_for
+from plait.backends.hosts.dask_hosts import hold, slots_for
 from plait.backends.hosts.host_backend import build_described, describe
 from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.specs.backend_specs import BackendSpec, placed, spec_description
@@ -204,9 +203,9 @@ async def test_a_copy_of_a_task_of_dask_begins_nothing(cluster: DaskCluster, tmp
                 token = vars(session.connection(event.place))["_token"]
                 async with Client(cluster.address, asynchronous=True) as client:
                     workers = [event.place]
-                    copy = client.submit(dask_relay.hold, token, "t0/1", "a", key="a", workers=workers)
-                    stale = client.submit(dask_relay.hold, token, "ended/1", "b", key="b", workers=workers)
-                    orphan = client.submit(dask_relay.hold, "dead runner", "t0/1", "c", key="c", workers=workers)
+                    copy = client.submit(hold, token, "t0/1", "a", key="a", workers=workers)
+                    stale = client.submit(hold, token, "ended/1", "b", key="b", workers=workers)
+                    orphan = client.submit(hold, "dead runner", "t0/1", "c", key="c", workers=workers)
                     await stale
                     await orphan
                     assert not copy.done()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.hosts.host_fence import LowEpoch, attempt_folder, remove_attempts, run_folder, take_fence
+from plait.backends.hosts.host_process import LowEpoch, attempt_folder, remove_attempts, run_folder, take_fence
 
 KEYS = ("0" * 32, "1" * 32)
 DAY = 86400.0

@@ -16,7 +16,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Task
 from plait.backends.hosts.host_connection import probe_hosts
-from plait.backends.hosts.host_fence import Slots, slots_taken
+from plait.backends.hosts.host_process import Slots, slots_taken
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
 

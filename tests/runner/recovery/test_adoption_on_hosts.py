@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait import RunStatus, TaskStatus, events
-from plait.backends.hosts.host_fence import Slots
+from plait.backends.hosts.host_process import Slots
 from plait.events import TaskPlaced
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED

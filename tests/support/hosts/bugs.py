@@ -12,8 +12,7 @@ from typing import Any
 from unittest import mock
 
 from plait.backends.hosts import host_connection
-from plait.backends.hosts.host_connection import AttemptChannel, HostConnection
-from plait.backends.hosts.host_frames import frame_line
+from plait.backends.hosts.host_connection import AttemptChannel, HostConnection, frame_line
 from plait.backends.hosts.host_session import HostSession, OnOutput
 from plait.persistence import Store
 from plait.runner.recovery import adoption

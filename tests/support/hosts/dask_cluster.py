@@ -23,7 +23,7 @@ LOADED = (
     "dask.cli",
     "distributed.cli.dask_scheduler",
     "distributed.cli.dask_worker",
-    "plait.backends.hosts.dask_relay",
+    "plait.backends.hosts.dask_hosts",
 )
 """Modules that a scheduler or a worker would import for a second."""
 _DASK = """

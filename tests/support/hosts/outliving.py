@@ -22,7 +22,7 @@ import anyio
 
 from plait import ParallelRunner
 from plait.backends.hosts.host_backend import HostBackend
-from plait.backends.hosts.host_fence import slots_taken
+from plait.backends.hosts.host_process import slots_taken
 from plait.persistence import SQLiteStore
 from plait.persistence.store_records import EventRecord
 from tests.support.agents.outliving import RUN, World, dag_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from plait.backends.hosts import host_fence
+from plait.backends.hosts import host_process
 from plait.runner.cli import main
 
 if __name__ == "__main__":
-    host_fence._end = lambda holder: None  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
+    host_process._end_holder = lambda holder: None  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
     main()
