@@ -23,10 +23,10 @@ from plait.runner.cli.command_line import COMPLETED, FAILED, STORE, USAGE
 from plait.runner.cli.command_options import command_line, complete, json_option, read_plan, set_option, store_option
 from plait.runner.cli.terminal_output import as_line, columns, print_json, print_line, print_table, visible
 from plait.runner.client.doctor import HostRow, check_agents, check_hosts, check_machine, check_store, worst
-from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
+from plait.runner.client.runs import find_run
 from plait.runner.domain.wait_reasons import clock_time
-from plait.runner.drawing.dag_layout import layers
+from plait.runner.drawing.dag_picture import layers
 from plait.runner.engine.answer_check import play_again
 from plait.runner.engine.run_options import DEFAULT_BACKEND, StorePlace, open_store, policy_backends
 from plait.runner.plan import plan_schema

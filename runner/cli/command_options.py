@@ -20,7 +20,6 @@ from click.shell_completion import CompletionItem
 from plait.errors import InvalidRequest
 from plait.json_form import value
 from plait.runner.cli.terminal_output import command, print_note
-from plait.runner.client.named_runs import find_run
 from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.engine.run_options import DEFAULT_STORE, ServerAddress, StorePlace, open_store, store_place
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency
@@ -105,7 +104,8 @@ async def _stored_items(context: click.Context, of_tasks: bool) -> list[Completi
     with anyio.move_on_after(_COMPLETION_S):
         async with open_store(place, "read") as store:
             if of_tasks:
-                from plait.runner.state.stored_run import listed_tasks  # noqa: PLC0415 - for completions only
+                from plait.runner.client.runs import find_run  # noqa: PLC0415 - for completions only
+                from plait.runner.state.stored_run import listed_tasks  # noqa: PLC0415
 
                 run = await find_run(store, context.params.get("run") or "last")
                 return [CompletionItem(task.task_id, help=task.status) for task in await listed_tasks(store, run)]

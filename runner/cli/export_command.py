@@ -13,8 +13,7 @@ import click
 from plait.clock_and_ids import Clock, trace_id
 from plait.runner.cli.command_options import async_command, json_option, run_argument, store_option
 from plait.runner.cli.terminal_output import as_line, file_to_write, print_json, print_note, write_file
-from plait.runner.client.named_runs import RunsOfPlan, find_run, runs_of_plan
-from plait.runner.client.runs import Runs
+from plait.runner.client.runs import Runs, RunsOfPlan, find_run
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import RunOptions, StorePlace, open_store
 from plait.runner.state.stored_run import rows_file_of
@@ -62,7 +61,11 @@ async def export_command(run: str, store_path: StorePlace, as_json: bool, **opti
     are made from run, task and attempt: a trace that is sent again is the same.
     """
     file, pattern, is_followed, has_content = (options[name] for name in ("file", "pattern", "follow", "content"))
-    of = runs_of_plan(options["plan"]) if run == "last" else None
+    of = None
+    if run == "last" and options["plan"] is not None:
+        from plait.runner.client.run_backends import runs_of_plan  # noqa: PLC0415 - the reader of plans is slow to load
+
+        of = runs_of_plan(options["plan"])
     if options["as_trace"]:
         if file is not None or pattern is not None or options["raw"]:
             raise click.UsageError("--otlp sends the whole run; leave --to, --task and --raw out")

@@ -31,7 +31,7 @@ from plait.runner.cli.command_options import (
 )
 from plait.runner.cli.run_report import STATUS_CODES
 from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_note, visible
-from plait.runner.client.named_runs import find_run
+from plait.runner.client.runs import find_run
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.state.stored_run import listed_tasks

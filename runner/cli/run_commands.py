@@ -50,7 +50,6 @@ from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, p
 from plait.runner.cli.run_report import Progress, exit_code, print_result, print_result_json, print_watch_notice
 from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note
 from plait.runner.client.create_run import new_run
-from plait.runner.client.named_runs import RunsOfPlan, find_run, runs_of_plan
 from plait.runner.client.run_backends import (
     BackendOptions,
     BackendSet,
@@ -64,8 +63,9 @@ from plait.runner.client.run_backends import (
     repaired_prompts,
     required_backends,
     result_task,
+    runs_of_plan,
 )
-from plait.runner.client.runs import Runs
+from plait.runner.client.runs import Runs, RunsOfPlan, find_run
 from plait.runner.domain.dag import group_of
 from plait.runner.engine.run_options import AnyStore, ServerAddress, StorePlace, open_store
 from plait.runner.plan import PlanError
@@ -570,7 +570,7 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
     output = replace(OutputOptions.of(options), result_of=task if only else None)
     files = FileOptions(options["plan"], options["backends"])
     async with open_store(options["store_path"], "read" if options["dry_run"] else "existing") as store:
-        of = runs_of_plan(files.plan) if options["run"] == "last" else None
+        of = runs_of_plan(files.plan) if options["run"] == "last" and files.plan is not None else None
         record = await find_run(store, options["run"], of)
         edits = {"prompts": options["prompts"], "results": options["results"]}
         edits["inputs"] = _inputs(record, options["inputs"])

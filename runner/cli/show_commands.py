@@ -40,7 +40,7 @@ from plait.runner.cli.terminal_output import (
     visible,
     write_file,
 )
-from plait.runner.client.named_runs import find_run
+from plait.runner.client.runs import find_run
 from plait.runner.domain.dag import DAG, group_of, groups_of
 from plait.runner.drawing.dag_picture import Look, fold, mermaid, page, svg
 from plait.runner.engine.lease import shown_status

@@ -39,9 +39,8 @@ from plait.runner.cli.terminal_output import (
     without_controls,
 )
 from plait.runner.client.answer_task import How
-from plait.runner.client.named_runs import find_run
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
-from plait.runner.client.runs import Runs
+from plait.runner.client.runs import Runs, find_run
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.engine.lease import shown_status

@@ -64,9 +64,9 @@ from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.program_log import logger
-from plait.runner.client.fork_run import Fork, edited_prompt
+from plait.runner.client.create_run import Fork, edited_prompt
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
-from plait.runner.client.runs import Need, Runs
+from plait.runner.client.runs import Need, Runs, RunsOfPlan
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
 from plait.runner.domain.policy import Policy
@@ -460,6 +460,11 @@ def read_plan_data(path: Path) -> dict[str, Any]:
     form = path.suffix.lower().removeprefix(".")
     value = read_source(data, format=form if form in {"json", "toml"} else "yaml", file=str(path)).value
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def runs_of_plan(path: Path) -> RunsOfPlan:
+    """Return the runs of the plan file that a person names. Raises InvalidRequest, PlanError."""
+    return RunsOfPlan(str(read_plan_data(path).get("name") or path.stem), path.resolve())
 
 
 def called_plan_data(path: Path) -> dict[Path, dict[str, Any]]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from fnmatch import fnmatchcase
 from functools import wraps
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, get_args, runtime_checkable
 
 import anyio
 import anyio.abc
@@ -24,8 +25,10 @@ import anyio.to_thread
 
 from plait import events
 from plait.backends.backend_protocol import Reply
-from plait.clock_and_ids import iso
+from plait.clock_and_ids import iso, parse_time
 from plait.errors import (
+    Conflict,
+    Fenced,
     InvalidRequest,
     PlaitError,
     RunNotFound,
@@ -35,9 +38,10 @@ from plait.errors import (
     StoreRequired,
     nearest,
 )
-from plait.json_form import JsonInput
+from plait.json_form import JsonInput, value
+from plait.persistence.delete_runs import Purged
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord
+from plait.persistence.store_records import Batch, RunRecord
 from plait.program_log import logger
 from plait.runner.client.answer_task import (
     How,
@@ -46,9 +50,7 @@ from plait.runner.client.answer_task import (
     wait_for_answer,
 )
 from plait.runner.client.continue_task import continue_task
-from plait.runner.client.create_run import create_run, new_run, with_policy
-from plait.runner.client.fork_run import Fork, plan_fork
-from plait.runner.client.retention import Deletion, delete_expired
+from plait.runner.client.create_run import Fork, create_run, new_run, plan_fork, with_policy
 from plait.runner.domain import policy as policies
 from plait.runner.domain.dag import DAG, as_dag
 from plait.runner.domain.policy import Policy
@@ -75,11 +77,8 @@ from plait.runner.recovery.resume import (
     finish_cancelling,
 )
 from plait.runner.recovery.resume_plan import ResumeAction
-from plait.runner.reuse.earlier_answers import (
-    ReuseFrom,
-    require_tasks,
-)
-from plait.runner.state.attempt_files import kill_orphans
+from plait.runner.reuse.earlier_answers import ReuseFrom, is_try, require_tasks
+from plait.runner.state.attempt_files import delete_files, has_sessions, kill_orphans
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
@@ -97,6 +96,7 @@ from plait.runner.state.stored_run import (
     stored_record,
     stored_run,
 )
+from plait.safe_text import is_utf8
 from plait.statuses import RESUMABLE, RUN_DONE, RunStatus, TaskStatus
 from plait.task import Task
 
@@ -1034,3 +1034,169 @@ async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
     dag = decode_dag(run, tasks)
     results = RunState(dag, tasks).all_results()
     return progress_of(policies.RecordedRun(dag.tasks, results.__getitem__), RunStatus(run.status))
+
+
+@value
+class RunsOfPlan:
+    """The runs of a plan: those of the same file, else, for a plan that moved or came from a pipe, of the same name."""
+
+    name: str
+    path: Path | None
+    """The file, absolute; None for a plan from a pipe."""
+
+
+async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> RunRecord:
+    """Return the run with the id `word`, the only run whose id begins with `word`, or for `last` the newest run: `of` a
+    plan, or of any. A `try`, which runs one task, is never `last`, and of a plan only then a run that was interrupted,
+    cancelled or never begun, if no other has run to its end.
+    """
+    if not is_utf8(word):
+        raise RunNotFound(f"the store has no run {word!r}; `plait runs` lists all runs")
+    if word == "last":
+        return await (_last_run(store) if of is None else _last_run_of(store, of))
+    record = await store.get_run(word)
+    if record is None:
+        record = await store.get_run(await _id_by_prefix(store, word))
+    if record is None:
+        raise RunNotFound(f"run {word} is gone from the store")
+    return record
+
+
+async def _last_run(store: Store) -> RunRecord:
+    for most in (1, MOST_RUNS_SEARCHED):
+        for listed in await store.list_runs(most):
+            if (run := await store.get_run(listed.run_id)) is not None and not is_try(read_settings(run)):
+                return run
+    raise RunNotFound("the store has no runs yet; `plait run PLAN` makes one")
+
+
+async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
+    runs = [run for run in await store.list_runs(MOST_RUNS_SEARCHED) if not run.damaged]
+    path, same_name = str(plan.path), None
+    # Those of the name first, then those that are whole, then those that began (a queued run holds no answers), each
+    # kind newest first.
+    whole = {RunStatus.COMPLETED, RunStatus.FAILED}
+    for listed in sorted(
+        runs, key=lambda run: (run.name != plan.name, run.status not in whole, run.started_at is None)
+    ):
+        if listed.name != plan.name and (same_name is not None or plan.path is None):
+            break
+        run = await store.get_run(listed.run_id)
+        if run is None:
+            continue
+        settings = read_settings(run)
+        if is_try(settings):
+            continue
+        if settings.get("plan") == path and not settings.get(POSTED):
+            return run
+        if listed.name == plan.name:
+            same_name = same_name or run
+    if same_name is None:
+        named = repr(plan.name) if plan.path is None else plan.path.name
+        hint = "; name the run by its id (`plait runs` lists all runs)" if runs else ""
+        raise RunNotFound(f"the store has no run of {named} yet{hint}")
+    return same_name
+
+
+async def _id_by_prefix(store: Store, prefix: str) -> str:
+    runs = await store.list_runs(MOST_RUNS_SEARCHED)
+    found = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+        raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
+    raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
+
+
+_ALL = 1 << 31
+
+
+@runtime_checkable
+class PurgingStore(Store, Protocol):
+    """A store that deletes runs, as `SQLiteStore` and `PostgresStore`."""
+
+    @property
+    def files_root(self) -> Path | None: ...
+    async def run_sizes(self) -> dict[str, int]: ...
+    async def purge(self, run_ids: Collection[str]) -> Purged: ...
+    async def session_ids(self) -> set[str]: ...
+
+
+@value
+class Deletion:
+    """The runs that `Runs.delete` has deleted, or would delete."""
+
+    runs: Sequence[RunRecord]
+    sizes: Mapping[str, int]
+    """The bytes of text of each run of the store, by run id."""
+    kept: int
+    """The number of runs that stay."""
+    freed_bytes: int = 0
+    """The reduction of the file's size; 0 for a server."""
+    remains: str | None = None
+    """Why something of the deleted runs is left in the store or beside it, in one line; another call removes it."""
+
+
+async def delete_expired(
+    store: Store, now: float, *, keep: int | None, older_than: float | None, dry_run: bool
+) -> Deletion:
+    """Delete the runs that have expired at Unix time `now`: see `Runs.delete`."""
+    if not isinstance(store, PurgingStore):
+        raise PlaitError(f"a {type(store).__name__} deletes no runs; use a SQLiteStore or a PostgresStore")
+    runs = [await _released(store, run, now, dry_run) for run in await store.list_runs(_ALL)]
+    needed = await earlier_runs_needed(store, runs)
+    old = [run for run in expired(runs, now, keep, older_than) if run.run_id not in needed]
+    sizes = await store.run_sizes()
+    deletion = Deletion(old, sizes, len(runs) - len(old))
+    if dry_run:
+        return deletion
+    # Also without expired runs: an earlier purge may have left pages to wipe.
+    purged = await store.purge([run.run_id for run in old])
+    sessions = await store.session_ids() if has_sessions(store.files_root) else None
+    stored = {run.run_id for run in runs}.difference(purged.run_ids)
+    files = await delete_files(store.files_root, purged.run_ids, stored, sessions)
+    remains = "; ".join(filter(None, (purged.remains, files))) or None
+    return replace(deletion, freed_bytes=purged.freed_bytes, remains=remains)
+
+
+async def _released(store: Store, run: RunRecord, now: float, dry_run: bool) -> RunRecord:
+    """Return an ended run without its owner if the owner died, as after a killed `plait continue`. A dry run changes
+    the returned value alone, not the store.
+    """
+    if RunStatus(run.status) not in RUN_DONE or run.owner is None or not owner_is_gone(run):
+        return run
+    if not dry_run:
+        try:
+            leaving = (events.RunReleased(iso(now)),)
+            await store.write(Batch(run.run_id, run.epoch, run.last_seq + 1, leaving, run.owner.owner_id))
+        except (Conflict, Fenced):  # another process has just claimed the run
+            return run
+    return replace(run, owner=None)
+
+
+def expired(
+    runs: Iterable[RunRecord], now: float, keep: int | None = None, older_than: float | None = None
+) -> list[RunRecord]:
+    """Return the runs to delete at Unix time `now`, from `runs` sorted newest first: see `Runs.delete`.
+
+    Never selects an unfinished run, a damaged run, or a run with an owner, for example during the continuation of a
+    conversation.
+    """
+    if keep is None and older_than is None:
+        return []
+    ended = [run for run in runs if RunStatus(run.status) in RUN_DONE and not run.damaged]
+    free = [run for run in ended[keep or 0 :] if run.owner is None]
+    if older_than is None:
+        return free
+    return [run for run in free if now - parse_time(run.ended_at or run.created_at) >= older_than]
+
+
+async def earlier_runs_needed(store: Store, runs: Iterable[RunRecord]) -> set[str]:
+    """Return the runs whose answers an unfinished run among `runs` may still take over. Raises StoreError."""
+    needed: set[str] = set()
+    for run in runs:
+        if RunStatus(run.status) not in RUN_DONE and (whole := await store.get_run(run.run_id)) is not None:
+            reuse = ReuseFrom.of_settings(read_settings(whole))
+            needed |= set() if reuse is None else {reuse.like}
+    return needed

@@ -32,7 +32,7 @@ from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.prompt_values import workspace
 from plait.runner.domain.task_checks import missing_fields
 from plait.runner.plan.condition_play import Play
-from plait.runner.plan.plan_inputs import FirstRows, SuppliedValues, input_values, no_input
+from plait.runner.plan.plan_inputs import FirstRows, SuppliedValues, input_values, no_input, read_prompt_files
 from plait.runner.plan.plan_mistakes import describe, explain, in_folder
 from plait.runner.plan.plan_models import (
     GIVEN_BY,
@@ -51,7 +51,6 @@ from plait.runner.plan.plan_models import (
 from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source
 from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_tasks import PlanTasks, call_of, check_schema, function_of, retry_of
-from plait.runner.plan.prompt_files import read_prompt_files
 from plait.runner.policies.follow_ups import FollowUp, FollowUps, chain_problems
 from plait.runner.policies.goal_policy import INPUTS, LoopLimits, OrchestratorPolicy, Team
 from plait.runner.policies.step_workflow import Step, Workflow, step_problems

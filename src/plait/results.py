@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plait.runner.client.fork_run import Fork
+from plait.runner.client.create_run import Fork
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.domain.asked_question import OpenQuestion
 from plait.runner.domain.run_result import Degradation, ResumeSummary, RunResult, TaskResult

@@ -14,7 +14,7 @@ import pytest
 from plait.events import Owner
 from plait.persistence import sqlite_file
 from plait.persistence.store_records import RunRecord
-from plait.runner.client.retention import expired
+from plait.runner.client.runs import expired
 from tests.support.plans.logged import make, wait_for_call
 from tests.support.processes.command import PLAIT, environment, plait, plait_here
 from tests.support.processes.warm import Warm

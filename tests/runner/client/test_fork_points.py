@@ -14,7 +14,7 @@ from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import BackendError, ErrorKind
 from plait.events import TaskCompleted
 from plait.persistence import MemoryStore
-from plait.runner.client.fork_run import Fork
+from plait.runner.client.create_run import Fork
 from plait.statuses import TaskStatus
 
 ANSWERS: dict[str, object] = {

@@ -14,8 +14,8 @@ from plait.backends import Reply, Usage
 from plait.backends.backend_protocol import ConversationRequest
 from plait.errors import BackendError, DAGError, ErrorKind, RunNotResumable, TaskNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
-from plait.runner.client.fork_run import Fork
-from plait.runner.client.retention import earlier_runs_needed
+from plait.runner.client.create_run import Fork
+from plait.runner.client.runs import earlier_runs_needed
 from plait.workflows import FollowUp, FollowUps
 
 LIST = {"type": "array"}

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait import DAG, Task, TaskStatus
-from plait.runner.drawing.dag_layout import layers
-from plait.runner.drawing.dag_picture import Look, mermaid, page, svg
+from plait.runner.drawing.dag_picture import Look, layers, mermaid, page, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title></text><script>alert(1)</script>\"'&<img src=x onerror=y>\x1b[31m\x00\u202e\ud800"
