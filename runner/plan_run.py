@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Self
 
 from plait.backends.backend_protocol import Backend
+from plait.backends.backend_specs import CommandSpec
 from plait.backends.function_backend import as_backend
-from plait.backends.specs.backend_specs import CommandSpec
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.client.create_run import new_run

@@ -34,10 +34,8 @@ from plait.backends.agents.acp_machine import (
     prompt_of,
 )
 from plait.backends.agents.agent_catalog import ACP, CatalogEntry, acp_agent_of
-from plait.backends.agents.agent_output import Call, Reader
-from plait.backends.agents.agent_sessions import Sessions, first_before, marked
-from plait.backends.agents.agent_transcript import UnreportedCall, earlier, exchanges
-from plait.backends.agents.cli_agent import LAST_WORD, AgentBackend, AgentConversation
+from plait.backends.agents.agent_output import Call, Reader, UnreportedCall, earlier, exchanges
+from plait.backends.agents.cli_agent import LAST_WORD, AgentBackend, AgentConversation, Sessions, first_before, marked
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.json_fields import at, since, text
 from plait.backends.prices import Billing

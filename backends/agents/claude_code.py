@@ -28,11 +28,10 @@ from plait.backends.agents.agent_output import (
     classify,
     failure,
     no_outcome,
+    reread,
     safe_line,
 )
-from plait.backends.agents.agent_sessions import marked
-from plait.backends.agents.agent_transcript import reread
-from plait.backends.agents.cli_agent import AgentBackend, AgentConversation
+from plait.backends.agents.cli_agent import AgentBackend, AgentConversation, marked
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.error_kinds import error_text, seconds_left
 from plait.backends.json_fields import (

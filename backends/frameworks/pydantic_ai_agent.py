@@ -29,10 +29,9 @@ from plait.backends.json_fields import counted, describe_tool_call
 from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.prices import Billing
-from plait.backends.process.child_process import KILL_LIMIT, child_environment
+from plait.backends.process.child_process import KILL_LIMIT, WATCHDOG, child_environment, scratch
 from plait.backends.process.files_and_locks import private_folder, replace_file
 from plait.backends.process.process_table import PREFIX, ProcessTag, kill_tree, members, offer_to_oom_killer
-from plait.backends.process.watchdog import WATCHDOG, scratch
 from plait.backends.running_turn import cancel_requested, end_of_turn
 from plait.backends.whole_answer import split_thoughts, whole_answer, without_calls
 from plait.dialogue import Message
@@ -452,7 +451,7 @@ class AgentConversation:
 
     @staticmethod
     def _file_of(session_id: str, files: Files) -> Path:
-        # The form of name that `plait gc` knows: see agents/agent_sessions.py.
+        # The form of name that `plait gc` knows: see agents/cli_agent.py.
         name = hashlib.sha256(session_id.encode("utf-8", "replace")).hexdigest()[:32]
         return files.sessions / f"pydantic-ai-{name}.json"
 

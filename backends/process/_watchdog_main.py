@@ -1,4 +1,4 @@
-"""The program of the watchdog; see watchdog.py. A bare interpreter runs the file by its path.
+"""The program of the watchdog; see child_process.py. A bare interpreter runs the file by its path.
 
 `_watchdog_main.py PID STARTED LIBRARY`: the number and the start time of the watched process, and
 `process_table.library()`.

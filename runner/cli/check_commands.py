@@ -14,8 +14,8 @@ import anyio
 import click
 
 from plait.backends.agents.agent_catalog import Installed, look_for_agents
+from plait.backends.backend_specs import ProgramSpec
 from plait.backends.process.available_memory import available_memory
-from plait.backends.specs.backend_specs import ProgramSpec
 from plait.clock_and_ids import parse_time
 from plait.errors import PlanError
 from plait.persistence.store_health import Finding, Verdict

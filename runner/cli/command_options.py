@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex, gemini, goose, opencode, qwen, claude-agent-acp or codex-acp"
-"""The kinds for the help of `--backend`; `specs.backend_specs.KINDS` takes long to import, and a test compares both."""
+"""The kinds for the help of `--backend`; `backend_specs.KINDS` takes long to import, and a test compares both."""
 _COMPLETION_S = 2.0
 """Seconds until a shell gets no values from a slow store."""
 _OFFERED_RUNS = 50

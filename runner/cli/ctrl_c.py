@@ -6,8 +6,8 @@ runs while a function of the user blocks the loop, or a library holds the interp
 the process. The flag SA_RESETHAND makes the system restore a signal's default action, which is to end the process, when
 the signal is first delivered. Python cannot set the flag; the C library can.
 
-The end is that of any kill: stored steps stay. The watchdog (`backends/process/watchdog.py`) ends the agents that die
-with this process, and the agents that this process was ending; a resume follows the others.
+The end is that of any kill: stored steps stay. The watchdog (`backends/process/child_process.py`) ends the agents that
+die with this process, and the agents that this process was ending; a resume follows the others.
 """
 
 from __future__ import annotations

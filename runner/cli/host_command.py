@@ -48,7 +48,7 @@ def _build(described: Mapping[str, JsonValue]) -> Backend:
     """Return the backend described. Raises BackendUnavailable if this host cannot make the backend."""
     if "spec" in described:
         # The models of plan files take as long to import as everything else here.
-        from plait.backends.specs.backend_specs import build_spec  # noqa: PLC0415
+        from plait.backends.backend_specs import build_spec  # noqa: PLC0415
 
         return build_spec(described)
     from plait.backends.hosts.host_backend import build_described  # noqa: PLC0415

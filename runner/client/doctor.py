@@ -21,11 +21,11 @@ from typing import Any, TypeAlias
 import anyio
 
 from plait.backends.agents.agent_catalog import AGENTS, Installed
+from plait.backends.backend_specs import DaskHostsPart, HostsPart
 from plait.backends.extras import install_command
 from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost, probe_hosts
 from plait.backends.prices import list_version
 from plait.backends.process.child_manifest import AtWork, agents_at_work, left_over_servers
-from plait.backends.specs.backend_specs import DaskHostsPart, HostsPart
 from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence import SQLiteStore

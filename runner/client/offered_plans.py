@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import anyio.to_thread
 
+from plait.backends.backend_specs import BackendSpec, CommandSpec
 from plait.backends.process.process_table import PREFIX
-from plait.backends.specs.backend_specs import BackendSpec, CommandSpec
 from plait.errors import InvalidRequest, PlaitError, nearest
 from plait.json_form import JsonValue
 from plait.persistence.store_protocol import Store

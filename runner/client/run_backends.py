@@ -32,14 +32,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from plait.backends.backend_protocol import Abilities, Backend, Conversation, ConversationRequest, answer_key
-from plait.backends.command_backend import CommandBackend
-from plait.backends.hosts.dask_hosts import DaskHosts
-from plait.backends.hosts.ssh_hosts import SSHHosts
-from plait.backends.models.anthropic_api import AnthropicBackend
-from plait.backends.models.http_client import is_environments
-from plait.backends.models.openai_api import OpenAIBackend
-from plait.backends.prices import Price
-from plait.backends.specs.backend_specs import (
+from plait.backends.backend_specs import (
     KINDS,
     AgentSpec,
     AnthropicSpec,
@@ -59,6 +52,13 @@ from plait.backends.specs.backend_specs import (
     only_backend,
     placed,
 )
+from plait.backends.command_backend import CommandBackend
+from plait.backends.hosts.dask_hosts import DaskHosts
+from plait.backends.hosts.host_backend import SSHHosts
+from plait.backends.models.anthropic_api import AnthropicBackend
+from plait.backends.models.http_client import is_environments
+from plait.backends.models.openai_api import OpenAIBackend
+from plait.backends.prices import Price
 from plait.errors import BackendUnavailable, InvalidRequest, KeyConflict, PlanError, nearest
 from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store

@@ -28,8 +28,7 @@ import anyio.to_thread
 
 from plait import events
 from plait.backends.models.http_client import Client, Endpoint
-from plait.backends.process.child_process import Launch, child_environment, running
-from plait.backends.process.watchdog import scratch
+from plait.backends.process.child_process import Launch, child_environment, running, scratch
 from plait.clock_and_ids import Clock, iso, parse_time
 from plait.errors import StoreError
 from plait.json_form import to_json

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from pydantic import ValidationError
 
-from plait.backends.command_backend import CommandBackend
-from plait.backends.specs.backend_specs import (
+from plait.backends.backend_specs import (
     BackendSpec,
     CommandSpec,
     FunctionSpec,
@@ -26,6 +25,7 @@ from plait.backends.specs.backend_specs import (
     ProgramSpec,
     only_backend,
 )
+from plait.backends.command_backend import CommandBackend
 from plait.errors import BackendError, DAGError, PlanError, PlanProblem, Problem, PromptError, nearest
 from plait.json_form import JsonInput, JsonValue, value
 from plait.runner.domain.dag import DAG, group_of
@@ -71,8 +71,8 @@ from plait.task import (
 )
 
 if TYPE_CHECKING:
+    from plait.backends.backend_specs import HostsPart
     from plait.backends.prices import Price
-    from plait.backends.specs.backend_specs import HostsPart
     from plait.runner.domain.notify_target import NotifyTarget
     from plait.runner.domain.policy import Policy
 
@@ -96,7 +96,7 @@ class Plan:
     dag: DAG
     """The validated graph."""
     backends: Mapping[str, BackendSpec] = field(default_factory=dict[str, Any])
-    """Specifications of backends by name, for `plait.backends.specs.backend_specs`; empty if the file names none."""
+    """Specifications of backends by name, for `plait.backends.backend_specs`; empty if the file names none."""
     default_backend: str | None = None
     """The name of the backend for tasks without a backend; None to let the caller choose."""
     concurrency: Concurrency | None = None

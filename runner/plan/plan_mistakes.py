@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 
 from plait.backends.agents.agent_catalog import ACP_AGENTS
-from plait.backends.specs.backend_specs import DescribedModel
+from plait.backends.backend_specs import DescribedModel
 from plait.errors import nearest
 from plait.runner.plan.plan_models import CLASSES, INPUT_CLASSES, PlanPart, input_kind, keys_of
 from plait.runner.plan.plan_positions import Path, Source, value_at

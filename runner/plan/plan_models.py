@@ -29,8 +29,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from plait.backends.backend_specs import BackendSpec, DescribedModel, FunctionSpec, HostsPart
 from plait.backends.prices import Price
-from plait.backends.specs.backend_specs import BackendSpec, DescribedModel, FunctionSpec, HostsPart
 from plait.errors import ErrorKind, nearest
 from plait.json_form import from_json
 from plait.runner.domain.notify_target import NOTICE_WORDS, NoticeWord, NotifyTarget

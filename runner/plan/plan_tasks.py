@@ -19,8 +19,8 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from plait.backends.backend_specs import FunctionSpec, only_backend
 from plait.backends.output_schema import schema_problem
-from plait.backends.specs.backend_specs import FunctionSpec, only_backend
 from plait.errors import DAGError, PlanError, Problem, nearest
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, sort_names

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
-from plait.backends.specs.backend_specs import BackendSpec
+from plait.backends.backend_specs import BackendSpec
 from plait.errors import PlaitError, RunNotFound, RunNotResumable, RunOwned, StoreError
 from plait.json_form import JsonValue, value
 from plait.runner.client.answer_task import How

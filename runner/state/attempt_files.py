@@ -174,7 +174,7 @@ def _unwanted(root: Path, deleted: Collection[str], stored: Collection[str]) -> 
 
 
 def _remove_sessions(folder: Path, sessions: Collection[str]) -> list[OSError]:
-    from plait.backends.agents.agent_sessions import remove_sessions_except  # noqa: PLC0415 - most stores have none
+    from plait.backends.agents.cli_agent import remove_sessions_except  # noqa: PLC0415 - most stores have none
 
     try:
         return remove_sessions_except(sessions, folder, _UNUSED_S)

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from plait.backends.agents.agent_transcript import TurnWatch
+from plait.backends.agents.agent_output import TurnWatch
 from plait.events import ATTEMPT_ENDS, RunCreated, SessionOpened, TaskAnswered, TasksAdded, TaskStarted, TaskWaiting
 from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store

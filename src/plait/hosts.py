@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plait.backends.hosts.dask_hosts import DaskHosts
-from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
+from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 
 __all__ = [
     "DaskHosts",

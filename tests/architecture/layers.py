@@ -31,7 +31,7 @@ LAYERS: list[list[str]] = [
     ["backends.process"],
     ["backends.models", "backends.frameworks", "backends.agents", "backends.command_backend"],
     ["backends.hosts"],
-    ["backends.specs"],
+    ["backends.backend_specs"],
     ["backends"],  # the public names
     # The contract of a store, and the rules that each store keeps.
     ["persistence.store_protocol persistence.store_records persistence.write_rules"],

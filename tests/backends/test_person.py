@@ -8,7 +8,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, PlaitError, RunStatus, Task, TaskStatus
 from plait.backends import PersonBackend
-from plait.backends.specs.backend_specs import PersonSpec, build
+from plait.backends.backend_specs import PersonSpec, build
 from plait.persistence import Store
 from tests.support.fakes import QuickClock, Talker
 

@@ -16,7 +16,7 @@ import pytest
 
 from plait import ParallelRunner, RateLimits
 from plait.backends import OpenAIBackend
-from plait.backends.specs.backend_specs import build
+from plait.backends.backend_specs import build
 from plait.events import BackendThrottled, TaskCompleted
 from plait.persistence import SQLiteStore
 from plait.runner.client.run_backends import BackendSet

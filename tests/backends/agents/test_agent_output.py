@@ -15,8 +15,7 @@ import pytest
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import AcpBackend, ClaudeCodeBackend, CodexBackend, ConversationRequest, Output
 from plait.backends.agents import acp_agent, cli_agent
-from plait.backends.agents.agent_output import read_line
-from plait.backends.agents.agent_transcript import TurnWatch, outputs_of
+from plait.backends.agents.agent_output import TurnWatch, outputs_of, read_line
 from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.backend_protocol import Files, Reply
 from plait.errors import BackendError, ErrorKind

@@ -14,7 +14,7 @@ import pytest
 
 from plait.backends import ConversationRequest, Output
 from plait.backends.agents import cli_agent
-from plait.backends.agents.agent_sessions import Sessions, marked, remove_sessions_except, unmarked
+from plait.backends.agents.cli_agent import Sessions, marked, remove_sessions_except, unmarked
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
 from tests.support.agents.homes import Home, send, send_opened, until

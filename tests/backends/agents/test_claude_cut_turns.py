@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from plait import DAG, MemoryStore, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.backends.agents.agent_sessions import digest
 from plait.backends.agents.claude_code import ANSWER
+from plait.backends.agents.cli_agent import digest
 from plait.backends.process.child_manifest import ChildManifest, write_manifest
 from plait.backends.running_turn import Cancellation, Turn, in_turn
 from plait.errors import ErrorKind

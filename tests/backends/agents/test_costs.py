@@ -8,7 +8,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task, TaskStatus
 from plait.backends import CodexBackend
-from plait.backends.agents.agent_sessions import Sessions
+from plait.backends.agents.cli_agent import Sessions
 from plait.backends.backend_protocol import Files
 from plait.errors import BackendError
 from plait.persistence import SQLiteStore

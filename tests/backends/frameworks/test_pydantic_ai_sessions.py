@@ -13,7 +13,7 @@ from pydantic_ai import ToolReturn
 
 from plait import DAG, ParallelRunner, Retry, SQLiteStore, Task
 from plait.backends import ConversationRequest, Files, Message, Output, PydanticAIBackend, Reply
-from plait.backends.agents.agent_sessions import remove_sessions_except
+from plait.backends.agents.cli_agent import remove_sessions_except
 from plait.errors import BackendError, ErrorKind
 from tests.support.pydantic_agents import wired_agent
 from tests.support.tool_calls import CHAT, calling, saying

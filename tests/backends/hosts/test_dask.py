@@ -18,10 +18,10 @@ from distributed import Client
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import FunctionBackend
+from plait.backends.backend_specs import BackendSpec, placed, spec_description
 from plait.backends.hosts.dask_hosts import hold, slots_for
 from plait.backends.hosts.host_backend import build_described, describe
 from plait.backends.hosts.host_connection import probe_hosts
-from plait.backends.specs.backend_specs import BackendSpec, placed, spec_description
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.hosts import DaskHosts, SSHHosts
 from plait.persistence import SQLiteStore

@@ -10,7 +10,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import Backend, LocalBackend
-from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
+from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
 from tests.support.hosts.world import PLAIT, HostFolder
 

@@ -17,7 +17,7 @@ import pytest
 from anyio.to_thread import run_sync
 
 from plait import ParallelRunner, RunStatus, events
-from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
+from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 from plait.events import TaskCompleted
 from plait.hosts import DaskHosts
 from plait.persistence import AttemptRecord

@@ -11,8 +11,8 @@ import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import CommandBackend, FunctionBackend
+from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 from plait.backends.hosts.host_connection import probe_hosts
-from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 from plait.backends.process.process_table import start_time
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore

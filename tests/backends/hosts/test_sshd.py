@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from plait import ParallelRunner, RunStatus
+from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 from plait.backends.hosts.host_connection import probe_hosts
-from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
 from plait.persistence import SQLiteStore
 from tests.support.agents.outliving import RUN
 from tests.support.hosts import sshd

@@ -20,7 +20,7 @@ import anyio
 import psutil
 
 from plait import ParallelRunner, RunResult, events
-from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
+from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 from plait.events import TaskCompleted
 from plait.persistence import AttemptRecord, EventRecord
 from plait.runner.engine.live_run import Run

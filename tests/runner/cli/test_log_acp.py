@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends import Output
-from plait.backends.agents.agent_transcript import TurnWatch
+from plait.backends.agents.agent_output import TurnWatch
 from tests.runner.cli.test_terminal_output import CORPUS, MARKUP, assert_harmless
 from tests.support.agents.homes import Home
 from tests.support.agents.logs import make_log_home, outputs, plan, untimed

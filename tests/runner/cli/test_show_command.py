@@ -14,7 +14,7 @@ import click
 import pytest
 
 from plait import ParallelRunner, Task
-from plait.backends.specs.backend_specs import KINDS
+from plait.backends.backend_specs import KINDS
 from plait.persistence.store_records import TaskRecord
 from plait.runner.cli.command_line import BESIDE, COMMANDS, FORMER_WORDS, cli
 from plait.runner.cli.show_commands import _node_style

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.specs.backend_specs import OpenAISpec, RatePart
+from plait.backends.backend_specs import OpenAISpec, RatePart
 from plait.errors import InvalidRequest
 from plait.persistence import SQLiteStore
 from plait.runner.client.run_backends import BackendSet

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait import DAG, Task
-from plait.backends.specs.backend_specs import FunctionSpec
+from plait.backends.backend_specs import FunctionSpec
 from plait.errors import DAGError, PlanError
 from plait.runner.client.offered_plans import posted_plan
 from plait.runner.plan.plan_file import Plan

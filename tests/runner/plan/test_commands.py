@@ -10,7 +10,7 @@ import pytest
 
 from plait import DAG, Check, ParallelRunner, RunStatus, Task
 from plait.backends import CommandBackend
-from plait.backends.specs.backend_specs import BackendSpec
+from plait.backends.backend_specs import BackendSpec
 from plait.errors import DAGError, PlanError
 from plait.persistence import MemoryStore
 from plait.runner.client.offered_plans import posted_plan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema_rs import Validator
 
-from plait.backends.specs.backend_specs import BackendSpec, LocalSpec, OpenAISpec
+from plait.backends.backend_specs import BackendSpec, LocalSpec, OpenAISpec
 from plait.orchestration import LoopLimits, OrchestratorPolicy
 from plait.runner.plan import Plan, PlanError, parse_plan
 from plait.runner.policies.goal_policy import Team

@@ -10,7 +10,7 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from plait.backends.specs.backend_specs import FunctionSpec, OpenAISpec
+from plait.backends.backend_specs import FunctionSpec, OpenAISpec
 from plait.runner.plan import Plan, PlanError, parse_plan, plan_schema
 from plait.runner.plan.plan_positions import read_source
 from plait.task import FailureMode, Retry

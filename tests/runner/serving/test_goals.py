@@ -9,7 +9,7 @@ import pytest
 from fastapi import Response
 
 from plait import ParallelRunner
-from plait.backends.specs.backend_specs import LocalSpec
+from plait.backends.backend_specs import LocalSpec
 from plait.errors import PlanError
 from plait.orchestration import OrchestratorPolicy
 from plait.persistence import MemoryStore

@@ -11,7 +11,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
 from plait.backends import Usage
-from plait.backends.agents.agent_sessions import Sessions
+from plait.backends.agents.cli_agent import Sessions
 from plait.backends.backend_protocol import DetachedTurn, Files
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import FilesStore, MemoryStore, SQLiteStore, Store

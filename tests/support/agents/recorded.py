@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, read_line
-from plait.backends.agents.agent_transcript import outputs_of
+from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, outputs_of, read_line
 from plait.backends.agents.cli_agent import whole_turn
 from plait.backends.backend_protocol import Output
 from plait.errors import BackendError

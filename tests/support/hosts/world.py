@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from plait.backends.hosts.ssh_hosts import SSHHost, SSHHosts
+from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 from plait.backends.process.process_table import start_time
 
 PLAIT = str(Path(sys.executable).with_name("plait"))

@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from plait.backends.process.child_process import Launch, child_environment
-from plait.backends.process.watchdog import scratch
+from plait.backends.process.child_process import Launch, child_environment, scratch
 
 NASTY = Path(__file__).with_name("nasty.py")
 ROOT = Path(__file__).parent.parent.parent.parent

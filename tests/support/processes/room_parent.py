@@ -16,8 +16,7 @@ from typing import Any
 import anyio
 from anyio.to_thread import run_sync
 
-from plait.backends.process.child_process import Child, Launch, child_environment, running
-from plait.backends.process.watchdog import scratch
+from plait.backends.process.child_process import Child, Launch, child_environment, running, scratch
 from tests.support.processes.room import LIFE, NASTY, PYTHON
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends import ConversationRequest
-from plait.backends.specs.backend_specs import FunctionSpec, build
+from plait.backends.backend_specs import FunctionSpec, build
 from plait.errors import BackendUnavailable
 
 

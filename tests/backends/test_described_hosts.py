@@ -9,8 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from plait.backends import Billing
+from plait.backends.backend_specs import BackendSpec, placed
 from plait.backends.prices import FREE, UNBILLED
-from plait.backends.specs.backend_specs import BackendSpec, placed
 from plait.hosts import SSHHosts
 
 SPECS: TypeAdapter[Any] = TypeAdapter(BackendSpec)

@@ -31,8 +31,7 @@ from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
 from plait.backends.function_backend import PersonBackend, as_backend, named_function
 from plait.backends.hosts.dask_hosts import DaskHosts, check_address
-from plait.backends.hosts.host_backend import PATIENCE, HostBackend
-from plait.backends.hosts.ssh_hosts import SLOTS, SSH, SSHHost, SSHHosts
+from plait.backends.hosts.host_backend import PATIENCE, SLOTS, SSH, HostBackend, SSHHost, SSHHosts
 from plait.backends.models.anthropic_api import AnthropicBackend
 from plait.backends.models.load_balancing import LoadBalancedBackend
 from plait.backends.models.local_model import LocalBackend, missing_parts

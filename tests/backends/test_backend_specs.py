@@ -14,8 +14,7 @@ from plait.backends import (
     LocalBackend,
     OpenAIBackend,
 )
-from plait.backends.extras import install_command, pip_install
-from plait.backends.specs.backend_specs import (
+from plait.backends.backend_specs import (
     AcpSpec,
     AnthropicSpec,
     BackendSpec,
@@ -26,6 +25,7 @@ from plait.backends.specs.backend_specs import (
     build,
     default_spec,
 )
+from plait.backends.extras import install_command, pip_install
 from plait.errors import BackendUnavailable
 
 SPECS: TypeAdapter[Any] = TypeAdapter(BackendSpec)
