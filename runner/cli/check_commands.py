@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import anyio
-import click
 
 from plait.backends.agents.agent_catalog import Installed, look_for_agents
 from plait.backends.backend_specs import ProgramSpec
@@ -19,9 +18,17 @@ from plait.backends.process.available_memory import available_memory
 from plait.clock_and_ids import parse_time
 from plait.errors import PlanError
 from plait.persistence.store_health import Finding, Verdict
-from plait.runner.cli.command_line import COMPLETED, FAILED, STORE, USAGE
-from plait.runner.cli.command_options import command_line, complete, json_option, read_plan, set_option, store_option
-from plait.runner.cli.terminal_output import as_line, columns, print_json, print_line, print_table, visible
+from plait.runner.cli.command_line import COMPLETED, FAILED, STORE, USAGE, read_plan, subcommand
+from plait.runner.cli.command_options import CHECK, DOCTOR
+from plait.runner.cli.terminal_output import (
+    as_line,
+    columns,
+    command_line,
+    print_json,
+    print_line,
+    print_table,
+    visible,
+)
 from plait.runner.client.doctor import HostRow, check_agents, check_hosts, check_machine, check_store, worst
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.runs import find_run
@@ -45,24 +52,7 @@ _MOST_BRANCHES = 20  # that are printed
 _LONGEST_PATH = 12  # tasks of the critical path that are printed
 
 
-@click.command("check")
-@click.argument("plan", type=click.Path(path_type=Path), required=False)
-@set_option
-@click.option(
-    "--schema",
-    "prints_schema",
-    is_flag=True,
-    help="Print the JSON Schema of plan files, for editors that complete and check them; check nothing.",
-)
-@click.option(
-    "--run",
-    metavar="RUN",
-    shell_complete=complete,
-    help="Play the commands that checked the answers of this stored run again, and say which no longer pass. PLAN is "
-    "its plan file, if moved.",
-)
-@store_option
-@json_option
+@subcommand("check", CHECK)
 def check_command(
     plan: Path | None,
     inputs: dict[str, str],
@@ -75,16 +65,11 @@ def check_command(
     mistake is listed with its place in the file.
     """
     if prints_schema:
-        if plan is not None or run is not None or inputs:
-            raise click.UsageError("--schema checks nothing; leave PLAN, --run and --set out")
         print_json(plan_schema())
         return COMPLETED
     if run is not None:
-        if inputs:
-            raise click.UsageError("--set is for plans; a run has its inputs")
         return anyio.run(check_again, store_path, run, FileOptions(plan), as_json)
-    if plan is None:
-        raise click.UsageError("name a plan file, - for standard input, or a run with --run")
+    assert plan is not None
     return check(plan, inputs, as_json)
 
 
@@ -210,15 +195,7 @@ def _backend_facts(plan: Plan, name: str, tasks: int) -> dict[str, Any]:
     return facts
 
 
-@click.command("doctor")
-@click.option(
-    "--hosts",
-    "hosts_file",
-    type=click.Path(path_type=Path),
-    help="Check the hosts in this file, a plan or the part under `hosts` alone, in place of this machine.",
-)
-@store_option
-@json_option
+@subcommand("doctor", DOCTOR)
 def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | None) -> int:
     """Check whether this machine, this SQLite and the store are fit, and print how to mend each problem.
 

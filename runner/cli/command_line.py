@@ -1,9 +1,10 @@
-"""The command `plait`: its subcommands in groups, each imported when used; exit codes, and one clear line for every
-error that is not a bug.
+"""The command `plait`: its subcommands in groups, each imported when used, what makes a function one of them, and the
+completion of words; exit codes, and one clear line for every error that is not a bug.
 """
 
 from __future__ import annotations
 
+import codecs
 import gc
 import io
 import json
@@ -11,18 +12,28 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
+from functools import partial, wraps
 from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO, TypeAlias, cast
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem, get_completion_class
 
 from plait.errors import DAGError, InvalidRequest, PlaitError, PlanError, TurnNotStored
 from plait.runner.cli.terminal_output import STDOUT, output, print_line, print_note, visible, write
 
+if TYPE_CHECKING:
+    from plait.runner.plan.plan_file import Plan
+
+Parameter: TypeAlias = "Callable[[Callable[..., Any]], Callable[..., Any]]"
+"""What adds an option or an argument to a command."""
+_COMPLETION_S = 2.0
+"""Seconds until a shell gets no values from a slow store."""
 COMPLETED = 0
 FAILED = 1
 USAGE = 2
@@ -190,6 +201,129 @@ def cli() -> None:
     """
     # Without a handler Python would print bare warnings in the middle of the display.
     logging.getLogger("plait").addHandler(logging.NullHandler())
+
+
+class Rule(NamedTuple):
+    """What goes with the options and arguments `given`, words without spaces in one text; an empty text stands for
+    every command line.
+    """
+
+    message: str
+    given: str = ""
+    needs: str = ""
+    """At least one of these has to be there."""
+    excludes: str = ""
+    """None of these may be there."""
+    one_of: str = ""
+    """Exactly one of these has to be there."""
+
+    def check(self, context: click.Context) -> None:
+        """Raise UsageError if the command line breaks the rule."""
+
+        def count(names: str) -> int:
+            sources = map(context.get_parameter_source, names.split())
+            return sum(source not in {None, ParameterSource.DEFAULT} for source in sources)
+
+        if self.given and not count(self.given):
+            return
+        is_lacking = bool(self.needs) and not count(self.needs)
+        if is_lacking or count(self.excludes) or (self.one_of and count(self.one_of) != 1):
+            raise click.UsageError(self.message, context)
+
+
+def subcommand(name: str, parameters: Sequence[Parameter | Rule] = ()) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function the subcommand `name`: its arguments are the values of `parameters`, its docstring is the help,
+    and it returns the exit code, None for 0. While an async function runs, `print` of a user's function goes to
+    standard error.
+    """
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        @wraps(function)
+        def call(**options: Any) -> Any:
+            context = click.get_current_context()
+            for one in parameters:
+                if isinstance(one, Rule):
+                    one.check(context)
+            level = options.pop("log_level", "")
+            if style := options.get("log_style"):
+                from plait.program_log import configure_logging  # noqa: PLC0415 - imports structlog
+
+                configure_logging("json" if style == "json" else "console", level)
+            if not iscoroutinefunction(function):
+                return function(**options)
+            import anyio  # noqa: PLC0415 - `plait --help` needs no event loop
+
+            with redirect_stdout(sys.stderr):
+                return anyio.run(partial(function, **options))
+
+        decorated: Callable[..., Any] = call
+        for one in reversed(parameters):
+            if not isinstance(one, Rule):
+                decorated = one(decorated)
+        return click.command(name)(decorated)
+
+    return make
+
+
+def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Return what a shell offers for an argument: the newest runs of the store, or the tasks of the run named before.
+    Nothing if the store cannot be read in time: a message would stand in the middle of the line.
+    """
+    try:
+        import anyio  # noqa: PLC0415 - `plait --help` needs no event loop
+
+        items = anyio.run(_stored_items, context, parameter.name == "task")
+    except Exception:
+        items = []
+    items = [item for item in items if item.value.startswith(incomplete)]
+    return items or ([CompletionItem(incomplete, type="file")] if parameter.name == "what" else [])
+
+
+async def _stored_items(context: click.Context, of_tasks: bool) -> list[CompletionItem[str]]:
+    import anyio  # noqa: PLC0415 - as above
+
+    from plait.runner.client.runs import find_run  # noqa: PLC0415 - for completions only
+    from plait.runner.engine.run_options import (  # noqa: PLC0415 - as above
+        DEFAULT_STORE,
+        STORE_VARIABLE,
+        ServerAddress,
+        open_store,
+        store_place,
+    )
+    from plait.runner.state.stored_run import listed_tasks  # noqa: PLC0415 - as above
+
+    place = context.params.get("store_path") or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
+    place = place if isinstance(place, ServerAddress) else store_place(str(place))
+    with anyio.move_on_after(_COMPLETION_S):
+        async with open_store(place, "read") as store:
+            if of_tasks:
+                run = await find_run(store, context.params.get("run") or "last")
+                return [CompletionItem(task.task_id, help=task.status) for task in await listed_tasks(store, run)]
+            runs = await store.list_runs(50)
+            newest = [CompletionItem("last", help="the last run, but for a try")] if runs else []
+            return newest + [CompletionItem(run.run_id, help=f"{run.name} {run.status}".strip()) for run in runs]
+    return []
+
+
+def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False, limit: int | None = None) -> Plan:
+    """Return the plan in the file at `path`, or on standard input for the path `-`. `with_functions` checks that its
+    functions can be imported; for `limit` see `Plan.load`. Raises PlanError with every mistake.
+    """
+    from plait.runner.plan import Plan, parse_plan  # noqa: PLC0415 - `plait --help` needs no plan
+    from plait.runner.plan.plan_positions import MAX_BYTES  # noqa: PLC0415 - as above
+
+    if str(path) == "-":
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        form = "json" if data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else "yaml"
+        read = partial(parse_plan, data, format=form, file="standard input")
+        return read(overrides=inputs, with_functions=with_functions, limit=limit)
+    from plait.safe_text import is_utf8  # noqa: PLC0415 - as above
+
+    if not is_utf8(str(path)):
+        raise InvalidRequest(
+            f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it"
+        )
+    return Plan.load(path, overrides=inputs, with_functions=with_functions, limit=limit)
 
 
 def main() -> None:

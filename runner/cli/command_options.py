@@ -1,47 +1,41 @@
-"""Options shared by several commands."""
+"""The list of the options and arguments of all commands, with their types, and which of them go together.
+
+Each command has a tuple: its parameters in the order of its help, then its rules.
+"""
 
 from __future__ import annotations
 
-import codecs
 import math
-import os
-import shutil
-import sys
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import redirect_stdout, suppress
-from functools import partial, wraps
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-import anyio
 import click
-from click.shell_completion import CompletionItem
 
 from plait.errors import InvalidRequest
-from plait.json_form import value
-from plait.runner.cli.terminal_output import command, print_note
+from plait.runner.cli.command_line import Parameter, Rule, complete
 from plait.runner.domain.run_tuning import MOST_SLOTS
-from plait.runner.engine.run_options import DEFAULT_STORE, ServerAddress, StorePlace, open_store, store_place
-from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency
+from plait.runner.engine.run_options import (
+    CANCEL_GRACE_SECONDS,
+    DEFAULT_STORE,
+    STORE_VARIABLE,
+    ServerAddress,
+    StorePlace,
+    store_place,
+)
+from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY
 from plait.runner.state.budget import MOST_USD
 from plait.safe_text import SCHEMES, is_utf8, masked_address, passwords
+from plait.statuses import RunStatus, TaskStatus
 
-if TYPE_CHECKING:
-    from plait.runner.plan.plan_file import Plan
-
-STORE_VARIABLE = "PLAIT_STORE"
 KINDS = "openai, anthropic, local, claude-code, codex, gemini, goose, opencode, qwen, claude-agent-acp or codex-acp"
 """The kinds for the help of `--backend`; `backend_specs.KINDS` takes long to import, and a test compares both."""
-_COMPLETION_S = 2.0
-"""Seconds until a shell gets no values from a slow store."""
-_OFFERED_RUNS = 50
-PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
-
-F = TypeVar("F", bound=Callable[..., Any])
+DEFAULT_PORT = 8377
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class _StoreParameter(click.Path):
-    """The type of `--store`."""
+class _Store(click.Path):
+    """The path of a SQLite file, or the address of a PostgreSQL database."""
 
     def convert(  # type: ignore[override]
         self, value: str | Path | ServerAddress, param: click.Parameter | None, ctx: click.Context | None
@@ -70,57 +64,10 @@ def _check_store(context: click.Context, parameter: click.Parameter, value: Stor
     return value
 
 
-store_option = click.option(
-    "--store",
-    "store_path",
-    type=_StoreParameter(path_type=Path),
-    default=DEFAULT_STORE,
-    envvar=STORE_VARIABLE,
-    show_default=True,
-    show_envvar=True,
-    callback=_check_store,
-    help="The SQLite file of the runs, or the address of a PostgreSQL database: postgresql://...",
-)
-
-
-def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """Return what a shell offers for an argument: the newest runs of the store, the tasks of the run named before, or
-    kinds of backends. Nothing if the store cannot be read in time: a message would stand in the middle of the line.
+class _Amount(click.FloatRange):
+    """A number from `least` to `most`, with or without a fraction, and not `nan`. `unit` says what it is a number
+    of.
     """
-    if parameter.name == "backend":
-        items = [CompletionItem(kind) for kind in KINDS.replace(" or ", ", ").split(", ")]
-    else:
-        try:
-            items = anyio.run(_stored_items, context, parameter.name == "task")
-        except Exception:
-            items = []
-    items = [item for item in items if item.value.startswith(incomplete)]
-    return items or ([CompletionItem(incomplete, type="file")] if parameter.name == "what" else [])
-
-
-async def _stored_items(context: click.Context, of_tasks: bool) -> list[CompletionItem[str]]:
-    place = context.params.get("store_path") or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
-    place = place if isinstance(place, ServerAddress) else store_place(str(place))
-    with anyio.move_on_after(_COMPLETION_S):
-        async with open_store(place, "read") as store:
-            if of_tasks:
-                from plait.runner.client.runs import find_run  # noqa: PLC0415 - for completions only
-                from plait.runner.state.stored_run import listed_tasks  # noqa: PLC0415
-
-                run = await find_run(store, context.params.get("run") or "last")
-                return [CompletionItem(task.task_id, help=task.status) for task in await listed_tasks(store, run)]
-            runs = await store.list_runs(_OFFERED_RUNS)
-            newest = [CompletionItem("last", help="the last run, but for a try")] if runs else []
-            return newest + [CompletionItem(run.run_id, help=f"{run.name} {run.status}".strip()) for run in runs]
-    return []
-
-
-run_argument = click.argument("run", shell_complete=complete)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-
-
-class Amount(click.FloatRange):
-    """A number from `least` to `most`, with or without a fraction. `unit` says what it is a number of."""
 
     name = "number"
 
@@ -129,7 +76,6 @@ class Amount(click.FloatRange):
         self._unit = unit
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number. Fails with click's BadParameter for anything else, `nan` included."""
         try:
             amount = float(value)
         except ValueError:
@@ -141,118 +87,54 @@ class Amount(click.FloatRange):
         return converted
 
 
-class TasksAtOnce(click.IntRange):
+class _TasksAtOnce(click.IntRange):
     """A number of tasks at once, or `auto`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number, or "auto"."""
         try:
             return value if value == "auto" else super().convert(value, param, ctx)
         except click.BadParameter:
             self.fail(f"{value!r} is neither a number of tasks from {self.min} to {self.max:,} nor auto", param, ctx)
 
 
-def concurrency_option(source: str = "") -> Callable[[F], F]:
-    """Return the option `-j`. `source` is the place of a number that comes before the default."""
-    sum_of = f"the sum of the backends' `concurrency`, and {DEFAULT_CONCURRENCY} for all without one"
-    default = f"{source}, else {sum_of}" if source else sum_of
-    return click.option(
-        "-j",
-        "--concurrency",
-        type=TasksAtOnce(1, MOST_SLOTS),
-        metavar="N|auto",
-        help="Run at most this many tasks at once; `auto` finds the number for each backend that states none."
-        f"  [default: {default}]",
-    )
+class _Text(click.types.StringParamType):
+    """Text in UTF-8; `what` says what it is. A blank one is refused if it `has_words`."""
+
+    def __init__(self, what: str, *, has_words: bool = True) -> None:
+        self._what = what
+        self._has_words = has_words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text: str = super().convert(value, param, ctx)
+        if not is_utf8(text):
+            self.fail(f"the {self._what} is not text in UTF-8", param, ctx)
+        if self._has_words and not text.strip():
+            self.fail(f"the {self._what} is empty", param, ctx)
+        return text
 
 
-def budget_options(function: F) -> F:
-    """Add `--budget` and `--unpriced`."""
-    function = click.option(
-        "--unpriced",
-        is_flag=True,
-        help="With a budget: also make calls of which nobody can say what they cost at most. They count once they have "
-        "cost something.",
-    )(function)
-    return click.option(
-        "--budget",
-        type=Amount(0, MOST_USD, "an amount in US dollars"),
-        metavar="USD",
-        help="Ask before the run, with all its attempts and resumes, may have spent more than this.",
-    )(function)
+class _FileToWrite(click.Path):
+    """The path of a file with one of two suffixes."""
+
+    def __init__(self, suffix: str, other: str) -> None:
+        super().__init__(path_type=Path, dir_okay=False)
+        self._suffixes = suffix, other
+
+    def convert(  # type: ignore[override]
+        self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path:
+        path = Path(super().convert(value, param, ctx))  # type: ignore[arg-type]
+        if path.suffix.lower() not in self._suffixes:
+            option = "" if param is None else param.opts[0]
+            raise click.UsageError(f"{option} writes {' or '.join(self._suffixes)}, not {path.name!r}", ctx)
+        return path
 
 
-park_option = click.option(
-    "--park",
-    is_flag=True,
-    help="End once everything waits for a time more than a minute away, such as the end of a provider's limit; `plait "
-    "wake` continues the run then.",
-)
-
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only the result.")
-
-strict_option = click.option(
-    "--strict", is_flag=True, help="End the run as soon as the store fails; otherwise the run goes on and catches up."
-)
-
-verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Also print each tool that an agent uses, and each wait."
-)
+_PATH = click.Path(path_type=Path)
+_ANSWER = _Text("answer", has_words=False)
 
 
-def backend_options(function: F) -> F:
-    """Add `--backend`, `--model` and `--base-url`."""
-    function = click.option("--base-url", metavar="URL", help="Use the OpenAI-compatible server at this URL.")(function)
-    function = click.option("--model", metavar="NAME", help="Use this model; for local, the path of a GGUF file.")(
-        function
-    )
-    return click.option(
-        "--backend", metavar="KIND", shell_complete=complete, help=f"Use this backend if the plan names none: {KINDS}."
-    )(function)
-
-
-def log_options(function: F) -> F:
-    """Add `--log` and `--log-level`."""
-    function = click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
-        help="Log messages of at least this level.",
-    )(function)
-    return click.option(
-        "--log", "log_style", type=click.Choice(["console", "json"]), help="Write log lines to standard error."
-    )(function)
-
-
-def output_options(function: F) -> F:
-    """Add `--json`, `--quiet`, `--verbose` and the options of the log."""
-    return json_option(quiet_option(verbose_option(log_options(function))))
-
-
-again_option = click.option("--again", is_flag=True, help="Run tasks again that have effects and completed in RUN.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what each task would do, with its reason.")
-plan_option = click.option(
-    "--plan",
-    type=click.Path(path_type=Path),
-    help="Take functions from this plan file, if the plan file has moved.",
-)
-backends_option = click.option(
-    "--backends",
-    type=click.Path(path_type=Path),
-    help="Use the `backends` of this plan file in place of those of the same names; for a run made by a Python "
-    "program, the file has to name all backends.",
-)
-
-
-hosts_option = click.option(
-    "--hosts",
-    type=click.Path(path_type=Path),
-    help="Take the `hosts` of this file, a plan or the part under `hosts` alone, in place of those of the same names.",
-)
-
-
-def parse_assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Return the values of an option NAME=VALUE, by name. Raises BadParameter."""
     given: dict[str, str] = {}
     for option in values:
@@ -267,107 +149,671 @@ def parse_assignments(_context: click.Context, _parameter: click.Parameter, valu
     return given
 
 
+def _slots_by_name(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    given = _assignments(context, parameter, values)
+    if wrong := next((one for one in given.items() if not (one[1].isdecimal() and one[1].isascii())), None):
+        raise click.BadParameter(f"{wrong[1]!r} is no number of tasks at once for {wrong[0]}")
+    return {name: int(number[:9]) for name, number in given.items()}
+
+
+def _texts_of_files(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Return the text of the file of each `TASK=FILE`, by task. Raises BadParameter."""
+    texts: dict[str, str] = {}
+    for value in values:
+        name, equals, file = value.partition("=")
+        if not equals or not name or not file:
+            raise click.BadParameter(f"{value!r} is not TASK=FILE")
+        if name in texts:
+            raise click.BadParameter(f"{name} is given twice")
+        texts[name] = _text_of_file(Path(file))
+    return texts
+
+
+def _prompt_of_file(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> str | None:
+    return None if value is None else _text_of_file(value)
+
+
+def _text_of_file(path: Path) -> str:
+    """Return the text of a file without the line break at its end. Raises BadParameter."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{path} is not text in UTF-8") from None
+    if not is_utf8(text):
+        raise click.BadParameter(f"{path} is not text in UTF-8")
+    return text.removesuffix("\n")
+
+
+def _age(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of an age such as 30d. Raises BadParameter."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})([mhd])", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not an age such as 30d, 12h or 45m")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+# Options of several commands.
+
+run_argument = click.argument("run", shell_complete=complete)
+optional_run_argument = click.argument("run", required=False, shell_complete=complete)
+task_argument = click.argument("task", shell_complete=complete)
+optional_task_argument = click.argument("task", required=False, shell_complete=complete)
+plan_argument = click.argument("plan", type=_PATH, required=False)
+store_option = click.option(
+    "--store",
+    "store_path",
+    type=_Store(path_type=Path),
+    default=DEFAULT_STORE,
+    envvar=STORE_VARIABLE,
+    show_default=True,
+    show_envvar=True,
+    callback=_check_store,
+    help="The SQLite file of the runs, or the address of a PostgreSQL database: postgresql://...",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 set_option = click.option(
     "--set",
     "inputs",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=parse_assignments,
+    callback=_assignments,
     help="Replace an input of the plan; may be given more than once.",
+)
+_LOG = (
+    click.option(
+        "--log", "log_style", type=click.Choice(["console", "json"]), help="Write log lines to standard error."
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="Log messages of at least this level.",
+    ),
+)
+_OUTPUT = (
+    json_option,
+    click.option("-q", "--quiet", is_flag=True, help="Print only the result."),
+    click.option("-v", "--verbose", is_flag=True, help="Also print each tool that an agent uses, and each wait."),
+    *_LOG,
+)
+_BACKEND = (
+    click.option(
+        "--backend",
+        metavar="KIND",
+        shell_complete=lambda _context, _parameter, begun: [
+            kind for kind in KINDS.replace(" or ", ", ").split(", ") if kind.startswith(begun)
+        ],
+        help=f"Use this backend if the plan names none: {KINDS}.",
+    ),
+    click.option("--model", metavar="NAME", help="Use this model; for local, the path of a GGUF file."),
+    click.option("--base-url", metavar="URL", help="Use the OpenAI-compatible server at this URL."),
+)
+_BUDGET = (
+    click.option(
+        "--budget",
+        type=_Amount(0, MOST_USD, "an amount in US dollars"),
+        metavar="USD",
+        help="Ask before the run, with all its attempts and resumes, may have spent more than this.",
+    ),
+    click.option(
+        "--unpriced",
+        is_flag=True,
+        help="With a budget: also make calls of which nobody can say what they cost at most. They count once they have "
+        "cost something.",
+    ),
 )
 
 
-def async_command(name: str) -> Callable[[Callable[..., Coroutine[Any, Any, int | None]]], click.Command]:
-    """Make an async function the command `name`: its arguments are the options, its docstring is the help, and it
-    returns the exit code, None for 0. Meanwhile `print` of a user's function goes to standard error.
-    """
-
-    def make(function: Callable[..., Coroutine[Any, Any, int | None]]) -> click.Command:
-        @wraps(function)
-        def call(**options: Any) -> int | None:
-            apply_log_options(options.get("log_style"), options.pop("log_level", ""))
-            with redirect_stdout(sys.stderr):
-                return anyio.run(partial(function, **options))
-
-        return click.command(name)(call)
-
-    return make
+def _concurrency(source: str = "") -> Parameter:
+    """Return the option `-j`. `source` is the place of a number that comes before the default."""
+    sum_of = f"the sum of the backends' `concurrency`, and {DEFAULT_CONCURRENCY} for all without one"
+    default = f"{source}, else {sum_of}" if source else sum_of
+    return click.option(
+        "-j",
+        "--concurrency",
+        type=_TasksAtOnce(1, MOST_SLOTS),
+        metavar="N|auto",
+        help="Run at most this many tasks at once; `auto` finds the number for each backend that states none."
+        f"  [default: {default}]",
+    )
 
 
-def apply_log_options(style: str | None, level: str) -> None:
-    """Write log lines to standard error if `--log` was given."""
-    if style is None:
-        return
-    from plait.program_log import configure_logging  # noqa: PLC0415 - imports structlog
+_stored_concurrency_option = _concurrency("as stored with the run")
+_park_option = click.option(
+    "--park",
+    is_flag=True,
+    help="End once everything waits for a time more than a minute away, such as the end of a provider's limit; `plait "
+    "wake` continues the run then.",
+)
+_strict_option = click.option(
+    "--strict", is_flag=True, help="End the run as soon as the store fails; otherwise the run goes on and catches up."
+)
+_again_option = click.option("--again", is_flag=True, help="Run tasks again that have effects and completed in RUN.")
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what each task would do, with its reason.")
+_plan_option = click.option(
+    "--plan", type=_PATH, help="Take functions from this plan file, if the plan file has moved."
+)
+_backends_option = click.option(
+    "--backends",
+    type=_PATH,
+    help="Use the `backends` of this plan file in place of those of the same names; for a run made by a Python "
+    "program, the file has to name all backends.",
+)
+_hosts_option = click.option(
+    "--hosts",
+    type=_PATH,
+    help="Take the `hosts` of this file, a plan or the part under `hosts` alone, in place of those of the same names.",
+)
+_fork_backend_option = click.option(
+    "--backend", metavar="NAME", help=f"Run the one task on this backend of RUN, or {KINDS}."
+)
 
-    configure_logging("json" if style == "json" else "console", level)
+# Run.
 
-
-def command_line(store_path: StorePlace | None, *words: str) -> str:
-    """Return the command line for `words` on the same store, for copying."""
-    stated = masked_address(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
-    store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
-    return command(_program_name(), *words, *store)
-
-
-def print_next(place: StorePlace | None, *words: str) -> None:
-    """Print a command line that a person may want next, behind its name, on standard error."""
-    print_note(f"  {words[0]:<9} {command_line(place, *words)}")
-
-
-def _program_name() -> str:
-    """Return the name of this command; its path if a shell would not find the name, as after `make demo`."""
-    called = Path(sys.argv[0])
-    if called.name == "plait" and shutil.which("plait") is None:
-        with suppress(FileNotFoundError):  # the working directory has been removed
-            return os.path.relpath(called)
-        return str(called)
-    return "plait"
-
-
-def read_plan(path: Path, inputs: Mapping[str, str], *, with_functions: bool = False, limit: int | None = None) -> Plan:
-    """Return the plan in the file at `path`, or on standard input for the path `-`. `with_functions` checks that its
-    functions can be imported; for `limit` see `Plan.load`. Raises PlanError with every mistake.
-    """
-    from plait.runner.plan import Plan, parse_plan  # noqa: PLC0415 - `plait --help` needs no plan
-    from plait.runner.plan.plan_positions import MAX_BYTES  # noqa: PLC0415 - as above
-
-    if str(path) == "-":
-        data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        form = "json" if data.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else "yaml"
-        read = partial(parse_plan, data, format=form, file="standard input")
-        return read(overrides=inputs, with_functions=with_functions, limit=limit)
-    if not is_utf8(str(path)):
-        raise InvalidRequest(
-            f"the name of the plan file {str(path)!r} is not text in UTF-8, so it cannot be stored; rename it"
+RUN: tuple[Parameter | Rule, ...] = (
+    plan_argument,
+    click.option(
+        "--goal",
+        type=_Text("goal"),
+        metavar="TEXT",
+        help="In place of PLAN: plan tasks, run the tasks, reflect on the results, and repeat until the goal is "
+        "reached.",
+    ),
+    set_option,
+    _concurrency("as the plan says"),
+    *_BUDGET,
+    *_BACKEND,
+    _hosts_option,
+    store_option,
+    click.option(
+        "--like",
+        metavar="RUN",
+        shell_complete=complete,
+        help="Take the answers of unchanged tasks from RUN (an id, the beginning of an id, or `last`), without a call.",
+    ),
+    click.option(
+        "--fresh",
+        metavar="TASK",
+        multiple=True,
+        help="With --like: run TASK, with its parts and the tasks of a plan that it calls, in any case; may be given "
+        "more than once.",
+    ),
+    click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN."),
+    click.option(
+        "--keep-answers/--ask-again",
+        default=None,
+        help="With --like: keep the answers that persons gave to unchanged questions, or ask again. Default: the "
+        "command asks at a terminal; without a terminal the questions are asked again.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Only print the first prompts, the number of calls and what they will cost; with --like what each task "
+        "would do, with its reason.",
+    ),
+    click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="A pilot: go over the first N rows of each list only. --like takes the answers over into the whole run.",
+    ),
+    _park_option,
+    click.option(
+        "--priority",
+        type=int,
+        metavar="N",
+        help="Of the runs that share the slots of a worker, or an account on the store, let those of a higher number "
+        "come first. Default: as the plan says, else 0.",
+    ),
+    click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it."),
+    click.option(
+        "--key",
+        metavar="TEXT",
+        help="With --queue: store one run only, however often the same plan is stored with TEXT.",
+    ),
+    click.option(
+        "--detach",
+        is_flag=True,
+        help="Only start the run, and print its id: a process of its own, which outlives the terminal, executes it.",
+    ),
+    click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed."),
+    _strict_option,
+    *_OUTPUT,
+    Rule("give either a plan file (- for standard input) or --goal TEXT", one_of="plan goal"),
+    Rule("--set and --limit are for the inputs of a plan; --goal has none", given="goal", excludes="inputs limit"),
+    Rule(
+        "--park leaves a stored run until a time; leave --no-store out, and --queue, whose workers park runs anyway",
+        given="park",
+        excludes="no_store queue",
+    ),
+    Rule(
+        "--strict ends the run if the store fails, and --no-store uses none; leave one of them out",
+        given="strict",
+        excludes="no_store",
+    ),
+    Rule(
+        "--fresh, --again, --keep-answers and --ask-again go with --like RUN",
+        given="fresh again keep_answers",
+        needs="like",
+    ),
+    Rule("--like takes answers from the store; leave --no-store out", given="like", excludes="no_store"),
+    Rule("give --queue or --detach, not both: a queued run is for a worker", given="queue", excludes="detach"),
+    *(
+        rule
+        for flag in ("queue", "detach")
+        for rule in (
+            Rule(f"--dry-run stores nothing; leave --{flag} out", given=flag, excludes="dry_run"),
+            Rule(
+                f"with --{flag} another process executes the run; leave --like, --no-store, --strict and --hosts out",
+                given=flag,
+                excludes="like no_store strict hosts",
+            ),
         )
-    return Plan.load(path, overrides=inputs, with_functions=with_functions, limit=limit)
+    ),
+    Rule("--key goes with --queue", given="key", needs="queue detach"),
+)
+RESUME = (
+    optional_run_argument,
+    click.option(
+        "--retry-failed",
+        is_flag=True,
+        help="Also run failed tasks, with --plan by the prompts in that file, and tasks with a damaged result.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Only print the action for each task, with its reason."),
+    _plan_option,
+    _backends_option,
+    _hosts_option,
+    _stored_concurrency_option,
+    *_BUDGET,
+    _park_option,
+    store_option,
+    _strict_option,
+    *_OUTPUT,
+)
+FORK = (
+    run_argument,
+    click.option("--from", "start", metavar="TASK", help="Run on from TASK, with everything behind TASK."),
+    click.option(
+        "--only", metavar="TASK", help="Run TASK alone, and print its result: the same as `plait try RUN TASK`."
+    ),
+    click.option(
+        "--prompt",
+        "prompts",
+        metavar="TASK=FILE",
+        multiple=True,
+        callback=_texts_of_files,
+        help="Give TASK the prompt in FILE; may be given more than once.",
+    ),
+    set_option,
+    click.option(
+        "--result",
+        "results",
+        metavar="TASK=FILE",
+        multiple=True,
+        callback=_texts_of_files,
+        help="Give TASK the result in FILE, without a call; may be given more than once.",
+    ),
+    _fork_backend_option,
+    _again_option,
+    _dry_run_option,
+    _plan_option,
+    _backends_option,
+    _stored_concurrency_option,
+    store_option,
+    *_OUTPUT,
+    Rule("give either --from TASK or --only TASK", one_of="start only"),
+)
+TRY = (
+    run_argument,
+    task_argument,
+    click.option(
+        "--prompt-file",
+        "prompt",
+        metavar="FILE",
+        type=_PATH,
+        callback=_prompt_of_file,
+        help="Use the prompt in FILE.",
+    ),
+    _fork_backend_option,
+    _again_option,
+    _dry_run_option,
+    _plan_option,
+    _backends_option,
+    store_option,
+    *_OUTPUT,
+)
+CHECK = (
+    plan_argument,
+    set_option,
+    click.option(
+        "--schema",
+        "prints_schema",
+        is_flag=True,
+        help="Print the JSON Schema of plan files, for editors that complete and check them; check nothing.",
+    ),
+    click.option(
+        "--run",
+        metavar="RUN",
+        shell_complete=complete,
+        help="Play the commands that checked the answers of this stored run again, and say which no longer pass. PLAN "
+        "is its plan file, if moved.",
+    ),
+    store_option,
+    json_option,
+    Rule("--schema checks nothing; leave PLAN, --run and --set out", given="prints_schema", excludes="plan run inputs"),
+    Rule("--set is for plans; a run has its inputs", given="run", excludes="inputs"),
+    Rule("name a plan file, - for standard input, or a run with --run", needs="plan run prints_schema"),
+)
 
+# Look.
 
-@value
-class OutputOptions:
-    """Where a run is stored, and how its progress and result are shown."""
+RUNS = (
+    click.option(
+        "-n",
+        "--limit",
+        type=click.IntRange(1),
+        default=20,
+        show_default=True,
+        help="List at most this many runs, newest first.",
+    ),
+    click.option(
+        "--status",
+        "statuses",
+        type=click.Choice([status.value for status in RunStatus]),
+        multiple=True,
+        help="List only runs shown with this status; may be given more than once.",
+    ),
+    click.option("--long", is_flag=True, help="Also print tokens, size in the store, and owner."),
+    store_option,
+    json_option,
+)
+BUDGET = (
+    click.option(
+        "-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Look at most at this many runs."
+    ),
+    store_option,
+    json_option,
+)
+SHOW = (
+    run_argument,
+    optional_task_argument,
+    click.option(
+        "--status",
+        "statuses",
+        type=click.Choice([status.value for status in TaskStatus]),
+        multiple=True,
+        help="Show only tasks with this status, each in a line; may be given more than once.",
+    ),
+    click.option(
+        "--task",
+        "pattern",
+        metavar="PATTERN",
+        help="Show only tasks whose id matches, each in a line, such as 'parts.*'.",
+    ),
+    store_option,
+    json_option,
+    Rule("--status and --task choose tasks of a whole run; leave TASK out", given="task", excludes="statuses pattern"),
+)
+LOG = (
+    run_argument,
+    optional_task_argument,
+    click.option(
+        "-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended."
+    ),
+    click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Print only the last N lines."),
+    store_option,
+    json_option,
+)
+GRAPH = (
+    click.argument("what", metavar="PLAN|RUN", shell_complete=complete),
+    click.option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        type=_FileToWrite(".html", ".svg"),
+        help="Write a picture to this .html or .svg file.",
+    ),
+    set_option,
+    store_option,
+    json_option,
+)
+DIFF = (
+    click.argument("a", metavar="RUN", shell_complete=complete),
+    click.argument("b", metavar="OTHER", shell_complete=complete),
+    store_option,
+    json_option,
+)
+UI = (
+    click.option(
+        "--host",
+        default="127.0.0.1",
+        show_default=True,
+        help="Serve on this address. Any other than 127.0.0.1 and ::1 lets other machines in, without encryption.",
+    ),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        help=f"Serve on this port; 0 takes a free port.  [default: {DEFAULT_PORT}, or a free port if it is taken]",
+    ),
+    click.option("--no-browser", is_flag=True, help="Only print the address; open no browser."),
+    store_option,
+    json_option,
+    *_LOG,
+)
 
-    store: StorePlace | None
-    """The store; None to store nothing."""
-    quiet: bool = False
-    verbose: bool = False
-    as_json: bool = False
-    logs: bool = False
-    """Log lines are written, so no live display is shown."""
-    concurrency: Concurrency | None = None
-    """Number of tasks at once; None for the default."""
-    result_of: str | None = None
-    """Id of the task whose result is printed; None for the final tasks."""
+# Steer.
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> OutputOptions:
-        """Return the options of a command, given by the names of its parameters."""
-        return cls(
-            store=None if options.get("no_store") else options["store_path"],
-            quiet=options.get("quiet", False),
-            verbose=options.get("verbose", False),
-            as_json=options["as_json"],
-            logs=options["log_style"] is not None,
-            concurrency=options.get("concurrency"),
-        )
+ANSWER = (
+    optional_run_argument,
+    optional_task_argument,
+    click.argument("value", type=_ANSWER, required=False),
+    click.option(
+        "--done",
+        type=_ANSWER,
+        metavar="TEXT",
+        help="Complete the task with TEXT as its result (JSON if it has an output_schema).",
+    ),
+    click.option(
+        "--again",
+        is_flag=True,
+        help="Run the task again: the cut attempt had no effect. Only for a task marked at_most_once.",
+    ),
+    click.option("--fail", type=_ANSWER, metavar="REASON", help="Fail the task for this REASON."),
+    store_option,
+    json_option,
+    Rule("name the run and the task that the answer is for", given="done again fail", needs="task"),
+    Rule(
+        "give one of VALUE, --done TEXT, --again and --fail REASON; without TASK, the open questions are printed",
+        given="task",
+        one_of="value done again fail",
+    ),
+)
+CONTINUE = (
+    run_argument,
+    task_argument,
+    click.argument("message", type=_Text("message")),
+    _plan_option,
+    _backends_option,
+    _hosts_option,
+    store_option,
+    json_option,
+    *_LOG,
+)
+PAUSE = (
+    run_argument,
+    click.option("--backend", metavar="NAME", help="Pause this backend of the plan alone."),
+    click.option("--off", is_flag=True, help="Let the run, or the backend, go on."),
+    store_option,
+    json_option,
+)
+TUNE = (
+    run_argument,
+    click.option(
+        "-j", "--concurrency", type=click.IntRange(1, MOST_SLOTS), help="Run at most this many tasks at once."
+    ),
+    click.option(
+        "--backend",
+        "limits",
+        multiple=True,
+        metavar="NAME=N",
+        callback=_slots_by_name,
+        help="Run at most N tasks at once on this backend; may be given more than once.",
+    ),
+    store_option,
+    json_option,
+)
+RETRY = (run_argument, task_argument, store_option, json_option)
+CANCEL = (run_argument, _hosts_option, store_option, json_option)
+
+# Share.
+
+SERVE = (
+    click.option(
+        "--backends",
+        "file",
+        metavar="FILE",
+        type=_PATH,
+        help="Run plans on the `backends` (and `defaults.backend`) of this plan file.",
+    ),
+    *_BACKEND,
+    click.option(
+        "--host",
+        type=click.Choice(["127.0.0.1", "::1"]),
+        default="127.0.0.1",
+        show_default=True,
+        help="Listen on this address of the loopback.",
+    ),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=DEFAULT_PORT,
+        show_default=True,
+        help="Listen on this port; 0 takes a free port.",
+    ),
+    click.option(
+        "--cancel-grace",
+        metavar="SECONDS",
+        type=_Amount(0, 86_400, "a number of seconds"),
+        default=CANCEL_GRACE_SECONDS,
+        show_default=True,
+        help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",
+    ),
+    click.option(
+        "--resume",
+        "takes_up",
+        is_flag=True,
+        help="Also take up the posted runs that were queued or interrupted, or that wait for a person, at the start.",
+    ),
+    click.option(
+        "--queue",
+        "queues",
+        is_flag=True,
+        help="Store posted runs as queued, for the workers of the store (plait worker), and execute none here.",
+    ),
+    _concurrency(),
+    store_option,
+    json_option,
+    *_LOG,
+    Rule(
+        "give --queue or --resume, not both: with --queue, the workers take up the runs",
+        given="queues",
+        excludes="takes_up",
+    ),
+)
+MCP = (
+    click.argument("plans", nargs=-1, required=True, type=_PATH, metavar="PLAN..."),
+    *_BACKEND,
+    store_option,
+    *_LOG,
+)
+WORKER = (
+    click.option(
+        "--concurrency",
+        type=click.IntRange(1, 1000),
+        default=1,
+        show_default=True,
+        help="Execute at most this many runs at once, each with as many tasks at once as stored with the run.",
+    ),
+    click.option(
+        "--plans",
+        metavar="FOLDER",
+        multiple=True,
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        help="Take functions, commands and permissions also from the plan files in this folder. Others are used only "
+        "if nobody but this user and root may change them. May be repeated.",
+    ),
+    _backends_option,
+    _hosts_option,
+    store_option,
+    *_LOG,
+)
+WAKE = (
+    click.option(
+        "--install",
+        is_flag=True,
+        help="Only print a systemd timer with its service, and a line for cron, to copy: each calls `plait wake` every "
+        "five minutes.",
+    ),
+    store_option,
+    json_option,
+    *_LOG,
+)
+
+# Keep.
+
+EXPORT = (
+    run_argument,
+    click.option(
+        "--to",
+        "file",
+        metavar="FILE",
+        type=_FileToWrite(".csv", ".jsonl"),
+        help="Write this .csv or .jsonl file; an existing file is replaced.",
+    ),
+    click.option("--task", "pattern", metavar="PATTERN", help="Write only tasks whose id matches: 'part.*'."),
+    click.option("--plan", metavar="PLAN", type=_PATH, help="Take `last` for the last run of this plan file."),
+    click.option(
+        "--raw", is_flag=True, help="Write each cell as it is, also one that a spreadsheet takes for a formula."
+    ),
+    click.option(
+        "--otlp",
+        "as_trace",
+        is_flag=True,
+        help="Send spans to the OpenTelemetry collector in OTEL_EXPORTER_OTLP_ENDPOINT, else on http://localhost:4318.",
+    ),
+    click.option("--follow", is_flag=True, help="With --otlp, send each span as it ends, until the run has ended."),
+    click.option("--content", is_flag=True, help="With --otlp, also send the prompts and answers."),
+    store_option,
+    json_option,
+    Rule("--otlp sends the whole run; leave --to, --task and --raw out", given="as_trace", excludes="file pattern raw"),
+    Rule("name a file with --to results.csv, or send a trace with --otlp", needs="file as_trace"),
+    Rule("--follow and --content belong to --otlp", given="follow content", needs="as_trace"),
+)
+GC = (
+    click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the N newest ended runs."),
+    click.option(
+        "--older-than",
+        callback=_age,
+        metavar="AGE",
+        help="Delete only runs that ended longer ago than AGE: 30d, 12h or 45m.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Only print the runs that would be deleted."),
+    store_option,
+    json_option,
+    Rule("choose the runs to delete: --keep N, --older-than AGE, or both", needs="keep older_than"),
+)
+DOCTOR = (
+    click.option(
+        "--hosts",
+        "hosts_file",
+        type=_PATH,
+        help="Check the hosts in this file, a plan or the part under `hosts` alone, in place of this machine.",
+    ),
+    store_option,
+    json_option,
+)

@@ -8,10 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import click
-
 from plait.clock_and_ids import Clock, trace_id
-from plait.runner.cli.command_options import async_command, json_option, run_argument, store_option
+from plait.runner.cli.command_line import subcommand
+from plait.runner.cli.command_options import EXPORT
 from plait.runner.cli.terminal_output import as_line, file_to_write, print_json, print_note, write_file
 from plait.runner.client.runs import Runs, RunsOfPlan, find_run
 from plait.runner.engine.lease import shown_status
@@ -21,37 +20,10 @@ from plait.runner.views.event_sentences import counted
 from plait.runner.views.result_rows import as_csv, as_json_lines, columns, csv_heading, csv_lines
 from plait.runner.views.trace_spans import RunTrace, SpanSender
 
-_FORMATS = (".csv", ".jsonl")
 _FOLLOW_S = 1.0
 
 
-@async_command("export")
-@run_argument
-@click.option(
-    "--to",
-    "file",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write this .csv or .jsonl file; an existing file is replaced.",
-)
-@click.option("--task", "pattern", metavar="PATTERN", help="Write only tasks whose id matches: 'part.*'.")
-@click.option(
-    "--plan",
-    metavar="PLAN",
-    type=click.Path(path_type=Path),
-    help="Take `last` for the last run of this plan file.",
-)
-@click.option("--raw", is_flag=True, help="Write each cell as it is, also one that a spreadsheet takes for a formula.")
-@click.option(
-    "--otlp",
-    "as_trace",
-    is_flag=True,
-    help="Send spans to the OpenTelemetry collector in OTEL_EXPORTER_OTLP_ENDPOINT, else on http://localhost:4318.",
-)
-@click.option("--follow", is_flag=True, help="With --otlp, send each span as it ends, until the run has ended.")
-@click.option("--content", is_flag=True, help="With --otlp, also send the prompts and answers.")
-@store_option
-@json_option
+@subcommand("export", EXPORT)
 async def export_command(run: str, store_path: StorePlace, as_json: bool, **options: Any) -> None:
     """Write a row for each task of RUN, and for each part of a `for_each`, with its item, result, error and usage; or
     send RUN as a trace, with a span for the run, each task and each attempt that has ended.
@@ -67,16 +39,8 @@ async def export_command(run: str, store_path: StorePlace, as_json: bool, **opti
 
         of = runs_of_plan(options["plan"])
     if options["as_trace"]:
-        if file is not None or pattern is not None or options["raw"]:
-            raise click.UsageError("--otlp sends the whole run; leave --to, --task and --raw out")
         await _send_trace(store_path, run, of, is_followed=is_followed, has_content=has_content, as_json=as_json)
         return
-    if file is None:
-        raise click.UsageError("name a file with --to results.csv, or send a trace with --otlp")
-    if is_followed or has_content:
-        raise click.UsageError("--follow and --content belong to --otlp")
-    if file.suffix.lower() not in _FORMATS:
-        raise click.UsageError(f"--to writes .csv or .jsonl, not {file.name!r}")
     async with open_store(store_path, "read") as store:
         found = await find_run(store, run, of)
         runs, wanted = Runs(RunOptions(store=store)), pattern or "*"

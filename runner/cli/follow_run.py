@@ -7,15 +7,17 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import anyio
 
 from plait import events
 from plait.errors import PlaitError
+from plait.json_form import value
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.command_options import OutputOptions
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.run_report import (
     Display,
@@ -32,6 +34,7 @@ from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
 from plait.runner.engine.live_run import Run, state_of
 from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.scheduling.slots import Concurrency
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import stored_run
 from plait.runner.views.event_sentences import counted
@@ -40,6 +43,35 @@ from plait.runner.views.view_models import QuestionView
 from plait.statuses import RunStatus
 
 _REFRESH = 0.2  # seconds
+
+
+@value
+class OutputOptions:
+    """Where a run is stored, and how its progress and result are shown."""
+
+    store: StorePlace | None
+    """The store; None to store nothing."""
+    quiet: bool = False
+    verbose: bool = False
+    as_json: bool = False
+    logs: bool = False
+    """Log lines are written, so no live display is shown."""
+    concurrency: Concurrency | None = None
+    """Number of tasks at once; None for the default."""
+    result_of: str | None = None
+    """Id of the task whose result is printed; None for the final tasks."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> OutputOptions:
+        """Return the options of a command, given by the names of its parameters."""
+        return cls(
+            store=None if options.get("no_store") else options["store_path"],
+            quiet=options.get("quiet", False),
+            verbose=options.get("verbose", False),
+            as_json=options["as_json"],
+            logs=options["log_style"] is not None,
+            concurrency=options.get("concurrency"),
+        )
 
 
 async def follow_run(run: Run, begin: RunState, options: OutputOptions, store: Store | None) -> int:

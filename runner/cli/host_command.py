@@ -10,10 +10,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import anyio
-import click
 
 from plait.errors import InvalidRequest
-from plait.runner.cli.command_line import COMPLETED
+from plait.runner.cli.command_line import COMPLETED, subcommand
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from plait.json_form import JsonValue
 
 
-@click.command("host")
+@subcommand("host")
 def host_command() -> int:
     """Serve the attempts that a run places on this host. Started over ssh by `plait run`; not for typing.
 

@@ -14,23 +14,15 @@ from datetime import datetime
 from typing import Any
 
 import anyio
-import click
 
 from plait.clock_and_ids import iso
 from plait.events import TaskCancelled, TaskCompleted, TaskFailed, TaskSkipped
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED
-from plait.runner.cli.command_options import (
-    async_command,
-    complete,
-    json_option,
-    print_next,
-    run_argument,
-    store_option,
-)
+from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, subcommand
+from plait.runner.cli.command_options import LOG
 from plait.runner.cli.run_report import STATUS_CODES
-from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_note, visible
+from plait.runner.cli.terminal_output import as_line, coloured, output, print_line, print_next, print_note, visible
 from plait.runner.client.runs import find_run
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import StorePlace, open_store
@@ -41,13 +33,7 @@ from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.statuses import RUN_DONE, RunStatus
 
 
-@async_command("log")
-@run_argument
-@click.argument("task", required=False, shell_complete=complete)
-@click.option("-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended.")
-@click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Print only the last N lines.")
-@store_option
-@json_option
+@subcommand("log", LOG)
 async def log_command(
     run: str, task: str | None, follow: bool, lines: int | None, store_path: StorePlace, as_json: bool
 ) -> int:

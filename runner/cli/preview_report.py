@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from plait.errors import InvalidRequest
 from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import OutputOptions
+from plait.runner.cli.follow_run import OutputOptions
 from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note, print_section, print_table
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate

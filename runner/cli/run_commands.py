@@ -14,41 +14,16 @@ from tempfile import TemporaryFile
 from typing import Any, Final
 
 import anyio
-import click
 
 from plait.errors import InvalidRequest, RunNotFound
 from plait.json_form import JsonValue
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import (
-    KINDS,
-    STORE_VARIABLE,
-    OutputOptions,
-    again_option,
-    apply_log_options,
-    async_command,
-    backend_options,
-    backends_option,
-    budget_options,
-    command_line,
-    complete,
-    concurrency_option,
-    dry_run_option,
-    hosts_option,
-    output_options,
-    park_option,
-    plan_option,
-    print_next,
-    read_plan,
-    run_argument,
-    set_option,
-    store_option,
-    strict_option,
-)
-from plait.runner.cli.follow_run import follow_run
+from plait.runner.cli.command_line import COMPLETED, read_plan, subcommand
+from plait.runner.cli.command_options import FORK, RESUME, RUN, TRY
+from plait.runner.cli.follow_run import OutputOptions, follow_run
 from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate, print_resume
 from plait.runner.cli.run_report import Progress, exit_code, print_result, print_result_json, print_watch_notice
-from plait.runner.cli.terminal_output import as_line, print_json, print_line, print_note
+from plait.runner.cli.terminal_output import as_line, command_line, print_json, print_line, print_next, print_note
 from plait.runner.client.create_run import new_run
 from plait.runner.client.run_backends import (
     BackendOptions,
@@ -67,7 +42,7 @@ from plait.runner.client.run_backends import (
 )
 from plait.runner.client.runs import Runs, RunsOfPlan, find_run
 from plait.runner.domain.dag import group_of
-from plait.runner.engine.run_options import AnyStore, ServerAddress, StorePlace, open_store
+from plait.runner.engine.run_options import STORE_VARIABLE, AnyStore, ServerAddress, StorePlace, open_store
 from plait.runner.plan import PlanError
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_inputs import converted
@@ -76,78 +51,13 @@ from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, ended_result, needs_no_work, read_settings
 from plait.runner.views.event_sentences import counted, named_tasks
-from plait.safe_text import is_utf8
 from plait.statuses import RunStatus
 
 _LOOK_S: Final = 0.05
 """Seconds between two looks whether a process has the run."""
 
 
-@click.command("run")
-@click.argument("plan", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--goal",
-    metavar="TEXT",
-    help="In place of PLAN: plan tasks, run the tasks, reflect on the results, and repeat until the goal is reached.",
-)
-@set_option
-@concurrency_option("as the plan says")
-@budget_options
-@backend_options
-@hosts_option
-@store_option
-@click.option(
-    "--like",
-    metavar="RUN",
-    shell_complete=complete,
-    help="Take the answers of unchanged tasks from RUN (an id, the beginning of an id, or `last`), without a call.",
-)
-@click.option(
-    "--fresh",
-    metavar="TASK",
-    multiple=True,
-    help="With --like: run TASK, with its parts and the tasks of a plan that it calls, in any case; may be given more "
-    "than once.",
-)
-@click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN.")
-@click.option(
-    "--keep-answers/--ask-again",
-    default=None,
-    help="With --like: keep the answers that persons gave to unchanged questions, or ask again. Default: the "
-    "command asks at a terminal; without a terminal the questions are asked again.",
-)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Only print the first prompts, the number of calls and what they will cost; with --like what each task would "
-    "do, with its reason.",
-)
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="A pilot: go over the first N rows of each list only. --like takes the answers over into the whole run.",
-)
-@park_option
-@click.option(
-    "--priority",
-    type=int,
-    metavar="N",
-    help="Of the runs that share the slots of a worker, or an account on the store, let those of a higher number come "
-    "first. Default: as the plan says, else 0.",
-)
-@click.option("--queue", is_flag=True, help="Only store the run, and print its id: `plait worker` runs it.")
-@click.option(
-    "--key", metavar="TEXT", help="With --queue: store one run only, however often the same plan is stored with TEXT."
-)
-@click.option(
-    "--detach",
-    is_flag=True,
-    help="Only start the run, and print its id: a process of its own, which outlives the terminal, executes it.",
-)
-@click.option("--no-store", is_flag=True, help="Store nothing; the run cannot be resumed.")
-@strict_option
-@output_options
+@subcommand("run", RUN)
 def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **options: Any) -> int:
     """Run the plan in the file PLAN, or on standard input if PLAN is `-`. The results of the final tasks are printed on
     standard output, everything else on standard error.
@@ -157,15 +67,6 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
 
     Ctrl-C stops the run, and `plait resume` continues the run later; a second Ctrl-C exits at once.
     """
-    apply_log_options(options["log_style"], options["log_level"])
-    if options["park"] and (options["no_store"] or options["queue"]):
-        raise InvalidRequest(
-            "--park leaves a stored run until a time; leave --no-store out, and --queue, whose workers park runs anyway"
-        )
-    if options["strict"] and options["no_store"]:
-        raise InvalidRequest(
-            "--strict ends the run if the store fails, and --no-store uses none; leave one of them out"
-        )
     limit = options["limit"]
     loaded = _plan_or_goal(plan, goal, inputs, limit)
     if limit is not None and not options["quiet"]:
@@ -174,23 +75,8 @@ def run_command(plan: Path | None, goal: str | None, inputs: dict[str, str], **o
     backend_set = backend_set_of_plan(loaded, chosen, options["hosts"])
     if goal is not None:
         backend_set = backend_set.with_long_answers()
-    with_like = options["fresh"] or options["again"] or options["keep_answers"] is not None
-    if options["like"] is None and with_like:
-        raise click.UsageError("--fresh, --again, --keep-answers and --ask-again go with --like RUN")
-    if options["like"] is not None and options["no_store"]:
-        raise InvalidRequest("--like takes answers from the store; leave --no-store out")
-    if options["queue"] and options["detach"]:
-        raise click.UsageError("give --queue or --detach, not both: a queued run is for a worker")
-    if flag := "--queue" if options["queue"] else "--detach" if options["detach"] else "":
-        if options["dry_run"]:
-            raise click.UsageError(f"--dry-run stores nothing; leave {flag} out")
-        if options["like"] is not None or options["no_store"] or options["strict"] or options["hosts"] is not None:
-            raise click.UsageError(
-                f"with {flag} another process executes the run; leave --like, --no-store, --strict and --hosts out"
-            )
+    if options["queue"] or options["detach"]:
         return anyio.run(_queue, loaded, backend_set, options)
-    if options["key"] is not None:
-        raise click.UsageError("--key goes with --queue")
     output = OutputOptions.of(options)
     if options["no_store"] and loaded.notify and not options["quiet"]:
         print_note("nothing is stored, so nobody is notified")
@@ -217,17 +103,9 @@ def _describe_pilot(plan: Plan, limit: int, store: StorePlace | None) -> str:
 
 def _plan_or_goal(plan: Path | None, goal: str | None, inputs: dict[str, str], limit: int | None) -> Plan:
     """Return the plan in the file, or the plan whose only contents are the goal. Raises PlanError."""
-    if (plan is None) == (goal is None):
-        raise click.UsageError("give either a plan file (- for standard input) or --goal TEXT")
     if plan is not None:
         return read_plan(plan, inputs, limit=limit)
     assert goal is not None
-    if inputs or limit is not None:
-        raise click.UsageError("--set and --limit are for the inputs of a plan; --goal has none")
-    if not is_utf8(goal):
-        raise click.BadParameter("the goal is not text in UTF-8")
-    if not goal.strip():
-        raise click.BadParameter("the goal is empty")
     policy = OrchestratorPolicy(goal, team=Team(None, None, None))
     dag = policy.dag()
     return Plan(dag.name, dag, policy=policy)
@@ -357,23 +235,7 @@ async def _start_process(run_id: str, store: AnyStore, options: Mapping[str, Any
             await anyio.sleep(_LOOK_S)
 
 
-@async_command("resume")
-@click.argument("run", required=False, shell_complete=complete)
-@click.option(
-    "--retry-failed",
-    is_flag=True,
-    help="Also run failed tasks, with --plan by the prompts in that file, and tasks with a damaged result.",
-)
-@click.option("--dry-run", is_flag=True, help="Only print the action for each task, with its reason.")
-@plan_option
-@backends_option
-@hosts_option
-@concurrency_option("as stored with the run")
-@budget_options
-@park_option
-@store_option
-@strict_option
-@output_options
+@subcommand("resume", RESUME)
 async def resume_command(run: str | None, retry_failed: bool, **options: Any) -> int:
     """Continue RUN (an id, the beginning of an id, or `last`); without RUN, the newest run that can be resumed.
 
@@ -471,68 +333,7 @@ def _print_plan_changes(run: StoredRun, stored: StoredBackends, taken: Collectio
         print_note(f"the plan file has changed since this run was stored ({named}); {_STORED_COUNTS}{hint}")
 
 
-def _parse_files(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Return the text of the file of each `TASK=FILE`, by task. Raises BadParameter."""
-    texts: dict[str, str] = {}
-    for value in values:
-        name, equals, file = value.partition("=")
-        if not equals or not name or not file:
-            raise click.BadParameter(f"{value!r} is not TASK=FILE")
-        if name in texts:
-            raise click.BadParameter(f"{name} is given twice")
-        texts[name] = _read_text(Path(file))
-    return texts
-
-
-def _read_text(path: Path) -> str:
-    """Return the text of a file without the line break at its end. Raises BadParameter."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise click.BadParameter(f"{path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"{path} is not text in UTF-8") from None
-    if not is_utf8(text):
-        raise click.BadParameter(f"{path} is not text in UTF-8")
-    return text.removesuffix("\n")
-
-
-_prompts_option = click.option(
-    "--prompt",
-    "prompts",
-    metavar="TASK=FILE",
-    multiple=True,
-    callback=_parse_files,
-    help="Give TASK the prompt in FILE; may be given more than once.",
-)
-_results_option = click.option(
-    "--result",
-    "results",
-    metavar="TASK=FILE",
-    multiple=True,
-    callback=_parse_files,
-    help="Give TASK the result in FILE, without a call; may be given more than once.",
-)
-_backend_option = click.option(
-    "--backend", metavar="NAME", help=f"Run the one task on this backend of RUN, or {KINDS}."
-)
-
-
-@async_command("fork")
-@run_argument
-@click.option("--from", "start", metavar="TASK", help="Run on from TASK, with everything behind TASK.")
-@click.option("--only", metavar="TASK", help="Run TASK alone, and print its result: the same as `plait try RUN TASK`.")
-@_prompts_option
-@set_option
-@_results_option
-@_backend_option
-@again_option
-@dry_run_option
-@plan_option
-@backends_option
-@concurrency_option("as stored with the run")
-@store_option
-@output_options
+@subcommand("fork", FORK)
 async def fork_command(start: str | None, only: str | None, **options: Any) -> int:
     """Start a new run from TASK of RUN (an id, the beginning of an id, or `last`), which may have ended, failed or been
     interrupted. RUN does not change.
@@ -540,28 +341,15 @@ async def fork_command(start: str | None, only: str | None, **options: Any) -> i
     TASK runs. Tasks behind TASK or behind an edit, and tasks that did not complete, run unless nothing changed for
     them. All other tasks keep their results and conversations.
     """
-    task = only if start is None else start
-    if task is None or None not in {start, only}:
-        raise click.UsageError("give either --from TASK or --only TASK")
-    return await _run_fork(options, task, only=start is None)
+    return await _run_fork(options, start or only or "", only=start is None)
 
 
-@async_command("try")
-@run_argument
-@click.argument("task", shell_complete=complete)
-@click.option("--prompt-file", metavar="FILE", type=click.Path(path_type=Path), help="Use the prompt in FILE.")
-@_backend_option
-@again_option
-@dry_run_option
-@plan_option
-@backends_option
-@store_option
-@output_options
-async def try_command(task: str, prompt_file: Path | None, **options: Any) -> int:
+@subcommand("try", TRY)
+async def try_command(task: str, prompt: str | None, **options: Any) -> int:
     """Run TASK of RUN (an id, the beginning of an id, or `last`) alone, on the inputs recorded in RUN, and print the
     result: `plait fork RUN --only TASK`. RUN does not change; the attempt is kept as a run of its own.
     """
-    prompts = {} if prompt_file is None else {task: _read_text(prompt_file)}
+    prompts = {} if prompt is None else {task: prompt}
     return await _run_fork({**options, "prompts": prompts, "inputs": {}, "results": {}}, task, only=True)
 
 

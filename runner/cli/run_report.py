@@ -24,10 +24,10 @@ from plait.clock_and_ids import parse_time
 from plait.json_form import JsonValue, to_json
 from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, PARKED, STORE, WAITING
-from plait.runner.cli.command_options import command_line
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
+    command_line,
     output,
     print_json,
     print_line,

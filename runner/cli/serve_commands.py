@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-import click
 
 from plait import events
 from plait.backends.backend_protocol import Backend
@@ -27,18 +26,8 @@ from plait.backends.extras import missing_extra
 from plait.clock_and_ids import Clock
 from plait.errors import InvalidRequest, PlaitError, StoreError
 from plait.persistence.store_protocol import Store
-from plait.runner.cli.command_line import CANCELLED, COMPLETED
-from plait.runner.cli.command_options import (
-    Amount,
-    async_command,
-    backend_options,
-    backends_option,
-    concurrency_option,
-    hosts_option,
-    json_option,
-    log_options,
-    store_option,
-)
+from plait.runner.cli.command_line import CANCELLED, COMPLETED, subcommand
+from plait.runner.cli.command_options import DEFAULT_PORT, MCP, SERVE, UI, WAKE, WORKER
 from plait.runner.cli.ctrl_c import stop_on_signal
 from plait.runner.cli.run_report import PlainDisplay
 from plait.runner.cli.terminal_output import as_line, command, output, print_json, print_line, print_note, visible
@@ -54,7 +43,7 @@ from plait.runner.client.run_backends import (
 from plait.runner.client.run_worker import Worker
 from plait.runner.client.runs import Runs
 from plait.runner.client.unsent_notices import UnsentNotices
-from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, LEASE_SECONDS, AnyStore, StorePlace, open_store
+from plait.runner.engine.run_options import LEASE_SECONDS, AnyStore, StorePlace, open_store
 from plait.runner.serving.http_guard import (
     listen,
     page_address,
@@ -74,66 +63,17 @@ if TYPE_CHECKING:
     _Announce = Callable[[Mapping[str, str]], Coroutine[Any, Any, None]]
 
 
-DEFAULT_PORT = 8377
 SERVER = ("server", "fastapi", "uvicorn")
 """The extra of a server, and its packages."""
 
 
-@async_command("serve")
-@click.option(
-    "--backends",
-    "file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Run plans on the `backends` (and `defaults.backend`) of this plan file.",
-)
-@backend_options
-@click.option(
-    "--host",
-    type=click.Choice(["127.0.0.1", "::1"]),
-    default="127.0.0.1",
-    show_default=True,
-    help="Listen on this address of the loopback.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="Listen on this port; 0 takes a free port.",
-)
-@click.option(
-    "--cancel-grace",
-    metavar="SECONDS",
-    type=Amount(0, 86_400, "a number of seconds"),
-    default=CANCEL_GRACE_SECONDS,
-    show_default=True,
-    help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",
-)
-@click.option(
-    "--resume",
-    "takes_up",
-    is_flag=True,
-    help="Also take up the posted runs that were queued or interrupted, or that wait for a person, at the start.",
-)
-@click.option(
-    "--queue",
-    "queues",
-    is_flag=True,
-    help="Store posted runs as queued, for the workers of the store (plait worker), and execute none here.",
-)
-@concurrency_option()
-@store_option
-@json_option
-@log_options
+@subcommand("serve", SERVE)
 async def serve_command(file: Path | None, **options: Any) -> int:
     """Create, start, follow, answer and cancel runs over HTTP. Only programs on this machine that send the token are
     served; the token is in a file beside the store, and the path is printed.
 
     Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
-    if options["queues"] and options["takes_up"]:
-        raise click.UsageError("give --queue or --resume, not both: with --queue, the workers take up the runs")
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
     return await _serve(backend_set, options)
 
@@ -230,22 +170,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 _PROOF_S = 10.0
 
 
-@async_command("ui")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Serve on this address. Any other than 127.0.0.1 and ::1 lets other machines in, without encryption.",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    help=f"Serve on this port; 0 takes a free port.  [default: {DEFAULT_PORT}, or a free port if it is taken]",
-)
-@click.option("--no-browser", is_flag=True, help="Only print the address; open no browser.")
-@store_option
-@json_option
-@log_options
+@subcommand("ui", UI)
 async def ui_command(host: str, port: int | None, no_browser: bool, store_path: StorePlace, **options: Any) -> int:
     """Open the web page: runs with their tasks, conversations and costs, live; questions are answered there, and runs
     are resumed and cancelled.
@@ -321,11 +246,7 @@ async def _announce(as_json: bool, opens_browser: bool, facts: Mapping[str, str]
         await anyio.to_thread.run_sync(webbrowser.open, facts["page"], abandon_on_cancel=True)
 
 
-@async_command("mcp")
-@click.argument("plans", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PLAN...")
-@backend_options
-@store_option
-@log_options
+@subcommand("mcp", MCP)
 async def mcp_command(plans: tuple[Path, ...], **options: Any) -> None:
     """Serve the Model Context Protocol on standard input and output: an agent may start runs of the plans in the files
     PLAN, each under the name of its file, wait for a run, read results, answer questions and cancel.
@@ -361,26 +282,7 @@ async def mcp_command(plans: tuple[Path, ...], **options: Any) -> None:
         beside.cancel_scope.cancel()
 
 
-@async_command("worker")
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    help="Execute at most this many runs at once, each with as many tasks at once as stored with the run.",
-)
-@click.option(
-    "--plans",
-    metavar="FOLDER",
-    multiple=True,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Take functions, commands and permissions also from the plan files in this folder. Others are used only if "
-    "nobody but this user and root may change them. May be repeated.",
-)
-@backends_option
-@hosts_option
-@store_option
-@log_options
+@subcommand("worker", WORKER)
 async def worker_command(store_path: StorePlace, concurrency: int, **options: Any) -> None:
     """Execute queued runs, and runs whose process has died, until a signal. Several workers may share a store.
 
@@ -408,16 +310,7 @@ async def work(place: StorePlace, concurrency: int, files: FileOptions, lease: f
             beside.cancel_scope.cancel()
 
 
-@async_command("wake")
-@click.option(
-    "--install",
-    is_flag=True,
-    help="Only print a systemd timer with its service, and a line for cron, to copy: each calls `plait wake` every "
-    "five minutes.",
-)
-@store_option
-@json_option
-@log_options
+@subcommand("wake", WAKE)
 async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_options: Any) -> int:
     """Continue the runs that park and are due, until each ends or is parked again; for cron or a timer.
 

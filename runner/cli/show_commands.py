@@ -16,22 +16,13 @@ import click
 
 from plait.clock_and_ids import parse_time
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
-from plait.runner.cli.command_line import COMPLETED
-from plait.runner.cli.command_options import (
-    PLAN_SUFFIXES,
-    async_command,
-    command_line,
-    complete,
-    json_option,
-    read_plan,
-    run_argument,
-    set_option,
-    store_option,
-)
+from plait.runner.cli.command_line import COMPLETED, read_plan, subcommand
+from plait.runner.cli.command_options import DIFF, GRAPH, SHOW
 from plait.runner.cli.run_report import question_facts
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
+    command_line,
     print_field,
     print_json,
     print_line,
@@ -84,31 +75,12 @@ _SETTINGS = ("model", "temperature")
 """Settings of a task in place of those of its backend, beside the system prompt."""
 
 
-@async_command("show")
-@run_argument
-@click.argument("task", required=False, shell_complete=complete)
-@click.option(
-    "--status",
-    "statuses",
-    type=click.Choice([status.value for status in TaskStatus]),
-    multiple=True,
-    help="Show only tasks with this status, each in a line; may be given more than once.",
-)
-@click.option(
-    "--task",
-    "pattern",
-    metavar="PATTERN",
-    help="Show only tasks whose id matches, each in a line, such as 'parts.*'.",
-)
-@store_option
-@json_option
+@subcommand("show", SHOW)
 async def show_command(run: str, task: str | None, store_path: StorePlace, as_json: bool, **chosen: Any) -> None:
     """Show RUN with its tasks, or TASK in RUN with its prompt, conversation, result and attempts. More than ten parts
     of a `for_each` are shown as a group, with the failed parts and those that ask.
     """
     statuses, pattern = frozenset(map(TaskStatus, chosen["statuses"])), chosen["pattern"]
-    if task is not None and (statuses or pattern is not None):
-        raise click.UsageError("--status and --task choose tasks of a whole run; leave TASK out")
     if task is not None:
         await _show_task(store_path, run, task, as_json)
     else:
@@ -390,11 +362,7 @@ _CONTEXT = 8
 _MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 
 
-@async_command("diff")
-@click.argument("a", metavar="RUN", shell_complete=complete)
-@click.argument("b", metavar="OTHER", shell_complete=complete)
-@store_option
-@json_option
+@subcommand("diff", DIFF)
 async def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) -> None:
     """Compare RUN with OTHER, task by task: prompt, result, status, tokens, cost and time, and the first task where the
     runs parted.
@@ -475,24 +443,17 @@ def _shown(piece: Piece, is_first: bool, is_last: bool) -> str:
     return f"{left} … {right}" if left and right else (f"{left} …" if left else f"… {right}")
 
 
-_PATH = click.Path(path_type=Path)
+_PLAN_SUFFIXES = frozenset({".yaml", ".yml", ".json", ".toml"})
 
 
-@click.command("graph")
-@click.argument("what", metavar="PLAN|RUN", shell_complete=complete)
-@click.option("-o", "--output", type=_PATH, help="Write a picture to this .html or .svg file.")
-@set_option
-@store_option
-@json_option
+@subcommand("graph", GRAPH)
 def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_path: StorePlace, as_json: bool) -> int:
     """Print the graph of a plan file or of a run as Mermaid, or write a picture, coloured by status.
 
     Beyond 200 tasks the parts of a `for_each` are one box with their counts by status.
     """
-    if output is not None and output.suffix.lower() not in {".html", ".svg"}:
-        raise click.UsageError(f"-o writes .html or .svg, not {output.name!r}")
     path, looks = Path(what), dict[str, Look]()
-    is_plan = path.is_file() or path.suffix.lower() in PLAN_SUFFIXES or os.sep in what
+    is_plan = path.is_file() or path.suffix.lower() in _PLAN_SUFFIXES or os.sep in what
     if is_plan:
         plan = read_plan(path, inputs)
         # The run of a workflow begins with its first step alone.

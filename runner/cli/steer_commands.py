@@ -11,22 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-import click
-
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_options import (
-    async_command,
-    backends_option,
-    complete,
-    hosts_option,
-    json_option,
-    log_options,
-    parse_assignments,
-    plan_option,
-    print_next,
-    run_argument,
-    store_option,
-)
+from plait.runner.cli.command_line import subcommand
+from plait.runner.cli.command_options import ANSWER, CANCEL, CONTINUE, PAUSE, RETRY, TUNE
 from plait.runner.cli.ctrl_c import end_at_second
 from plait.runner.cli.run_report import answering_command, print_watch_notice, question_facts, unreached_line
 from plait.runner.cli.terminal_output import (
@@ -34,6 +21,7 @@ from plait.runner.cli.terminal_output import (
     output,
     print_json,
     print_line,
+    print_next,
     print_note,
     visible,
     without_controls,
@@ -42,31 +30,15 @@ from plait.runner.client.answer_task import How
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.runs import Runs, find_run
 from plait.runner.domain.asked_question import asking_of
-from plait.runner.domain.run_tuning import MOST_SLOTS
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, StorePlace, open_store
 from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
 from plait.runner.views.read_views import find_task
 from plait.runner.views.view_models import AskedView, QuestionView, ReplyView, view_json
-from plait.safe_text import is_utf8
 from plait.statuses import RUN_DONE, RunStatus
 
 
-@async_command("answer")
-@click.argument("run", required=False, shell_complete=complete)
-@click.argument("task", required=False, shell_complete=complete)
-@click.argument("value", required=False)
-@click.option(
-    "--done", metavar="TEXT", help="Complete the task with TEXT as its result (JSON if it has an output_schema)."
-)
-@click.option(
-    "--again",
-    is_flag=True,
-    help="Run the task again: the cut attempt had no effect. Only for a task marked at_most_once.",
-)
-@click.option("--fail", metavar="REASON", help="Fail the task for this REASON.")
-@store_option
-@json_option
+@subcommand("answer", ANSWER)
 async def answer_command(
     run: str | None, task: str | None, value: str | None, store_path: StorePlace, as_json: bool, **settled: Any
 ) -> None:
@@ -82,17 +54,9 @@ async def answer_command(
     settled["again"] = "" if settled["again"] else None
     given = {name: text for name, text in {"value": value, **settled}.items() if text is not None}
     if run is None or task is None:
-        if given:
-            raise click.UsageError("name the run and the task that the answer is for")
         await _print_questions(run, store_path, as_json)
         return
-    if len(given) != 1:
-        raise click.UsageError(
-            "give one of VALUE, --done TEXT, --again and --fail REASON; without TASK, the open questions are printed"
-        )
     ((kind, text),) = given.items()
-    if not is_utf8(text):
-        raise click.BadParameter("the answer is not text in UTF-8")
     async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
         asked = await find_task(store, record, task)
@@ -164,25 +128,12 @@ def _as_json(one: QuestionView, path: StorePlace) -> dict[str, Any]:
     }
 
 
-@async_command("continue")
-@run_argument
-@click.argument("task", shell_complete=complete)
-@click.argument("message")
-@plan_option
-@backends_option
-@hosts_option
-@store_option
-@json_option
-@log_options
+@subcommand("continue", CONTINUE)
 async def continue_command(run: str, task: str, message: str, **options: Any) -> None:
     """Send MESSAGE in the conversation of TASK in RUN (an id, the beginning of an id, or `last`) and print the answer.
 
     The turn is stored; the result of the task does not change.
     """
-    if not is_utf8(message):
-        raise click.BadParameter("the message is not text in UTF-8")
-    if not message.strip():
-        raise click.BadParameter("the message is empty")
     end_at_second([signal.SIGINT])  # the first cancels this function
     async with open_store(options["store_path"], "existing") as store:
         record = await find_run(store, run)
@@ -205,19 +156,7 @@ async def _steered_run(path: StorePlace, word: str) -> AsyncGenerator[tuple[RunR
         yield await find_run(store, word), TrustedBackends(store, FileOptions(), note=print_note).runs()
 
 
-def _slots_by_name(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    given = parse_assignments(context, parameter, values)
-    if wrong := next((one for one in given.items() if not (one[1].isdecimal() and one[1].isascii())), None):
-        raise click.BadParameter(f"{wrong[1]!r} is no number of tasks at once for {wrong[0]}")
-    return {name: int(number[:9]) for name, number in given.items()}
-
-
-@async_command("pause")
-@run_argument
-@click.option("--backend", metavar="NAME", help="Pause this backend of the plan alone.")
-@click.option("--off", is_flag=True, help="Let the run, or the backend, go on.")
-@store_option
-@json_option
+@subcommand("pause", PAUSE)
 async def pause_command(run: str, backend: str | None, off: bool, store_path: StorePlace, as_json: bool) -> None:
     """Pause RUN (an id, the beginning of an id, or `last`), also while another process runs it.
 
@@ -234,19 +173,7 @@ async def pause_command(run: str, backend: str | None, off: bool, store_path: St
         print_next(store_path, "pause", record.run_id, *(() if backend is None else ("--backend", backend)), "--off")
 
 
-@async_command("tune")
-@run_argument
-@click.option("-j", "--concurrency", type=click.IntRange(1, MOST_SLOTS), help="Run at most this many tasks at once.")
-@click.option(
-    "--backend",
-    "limits",
-    multiple=True,
-    metavar="NAME=N",
-    callback=_slots_by_name,
-    help="Run at most N tasks at once on this backend; may be given more than once.",
-)
-@store_option
-@json_option
+@subcommand("tune", TUNE)
 async def tune_command(
     run: str, concurrency: int | None, limits: Mapping[str, int], store_path: StorePlace, as_json: bool
 ) -> None:
@@ -262,11 +189,7 @@ async def tune_command(
     _print_change(record, f"run {record.run_id} has at most {', '.join(numbers)}", is_live=is_live, as_json=as_json)
 
 
-@async_command("retry")
-@run_argument
-@click.argument("task", shell_complete=complete)
-@store_option
-@json_option
+@subcommand("retry", RETRY)
 async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bool) -> None:
     """Run the failed TASK of RUN (an id, the beginning of an id, or `last`) again while the run goes on; at once, if it
     waits for its next attempt.
@@ -292,11 +215,7 @@ _CANCEL_WAIT = CANCEL_GRACE_SECONDS + 3.0
 """
 
 
-@async_command("cancel")
-@run_argument
-@hosts_option
-@store_option
-@json_option
+@subcommand("cancel", CANCEL)
 async def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path | None) -> None:
     """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from datetime import datetime
 from typing import Any
 
-import click
-
 from plait.clock_and_ids import Clock, iso, parse_time
 from plait.errors import InvalidRequest
 from plait.persistence import Store
 from plait.persistence.store_records import RunRecord
-from plait.runner.cli.command_options import async_command, json_option, store_option
+from plait.runner.cli.command_line import subcommand
+from plait.runner.cli.command_options import BUDGET, GC, RUNS
 from plait.runner.cli.terminal_output import as_line, cells, print_json, print_line, print_note, print_table
 from plait.runner.client.create_run import KEYED
 from plait.runner.client.runs import Runs
@@ -29,25 +27,7 @@ from plait.statuses import RUN_DONE, RunStatus, TaskStatus
 from plait.usage import dollars
 
 
-@async_command("runs")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="List at most this many runs, newest first.",
-)
-@click.option(
-    "--status",
-    "statuses",
-    type=click.Choice([status.value for status in RunStatus]),
-    multiple=True,
-    help="List only runs shown with this status; may be given more than once.",
-)
-@click.option("--long", is_flag=True, help="Also print tokens, size in the store, and owner.")
-@store_option
-@json_option
+@subcommand("runs", RUNS)
 async def runs_command(
     limit: int, statuses: tuple[str, ...], long: bool, store_path: StorePlace, as_json: bool
 ) -> None:
@@ -124,12 +104,7 @@ async def _key(store: Store, run: RunRecord) -> str:
     return as_line(key, 40) if isinstance(key, str) else ""
 
 
-@async_command("budget")
-@click.option(
-    "-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Look at most at this many runs."
-)
-@store_option
-@json_option
+@subcommand("budget", BUDGET)
 async def budget_command(limit: int, store_path: StorePlace, as_json: bool) -> None:
     """Show what the runs that have not ended may spend and have spent, and the limits of each account.
 
@@ -207,29 +182,7 @@ def _account_row(account: dict[str, Any]) -> tuple[str, ...]:
     return account["account"], ", ".join(given), day, str(account["calls_in_line"]), shown, ", ".join(used)
 
 
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _parse_age(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
-    if value is None:
-        return None
-    found = re.fullmatch(r"([0-9]{1,6})([mhd])", value)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is not an age such as 30d, 12h or 45m")
-    return int(found[1]) * _UNITS[found[2]]
-
-
-@async_command("gc")
-@click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the N newest ended runs.")
-@click.option(
-    "--older-than",
-    callback=_parse_age,
-    metavar="AGE",
-    help="Delete only runs that ended longer ago than AGE: 30d, 12h or 45m.",
-)
-@click.option("--dry-run", is_flag=True, help="Only print the runs that would be deleted.")
-@store_option
-@json_option
+@subcommand("gc", GC)
 async def gc_command(
     keep: int | None, older_than: float | None, dry_run: bool, store_path: StorePlace, as_json: bool
 ) -> None:
@@ -239,8 +192,6 @@ async def gc_command(
     Give --keep, --older-than, or both; with both, a run is deleted only if both hold. A run that has not ended, that a
     process works on, or that an unfinished run was made from, is never deleted.
     """
-    if keep is None and older_than is None:
-        raise click.UsageError("choose the runs to delete: --keep N, --older-than AGE, or both")
     async with open_store(store_path, "read") if dry_run else open_store(store_path, "existing") as store:
         runs = Runs(RunOptions(store=store))
         deletion = await runs.delete(keep=keep, older_than=older_than, dry_run=dry_run)

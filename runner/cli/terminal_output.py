@@ -19,12 +19,15 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
 from plait.errors import InvalidRequest, PlaitError
 from plait.statuses import RunStatus, TaskStatus
+
+if TYPE_CHECKING:
+    from plait.runner.engine.run_options import StorePlace
 
 # C0 except newline and tab, DEL, C1, and lone surrogates, which no encoding has.
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
@@ -105,6 +108,31 @@ def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) 
 def command(*words: str) -> str:
     """Return a shell command line, quoted, for copying."""
     return " ".join(shlex.quote(visible(word)) for word in words)
+
+
+def command_line(store_path: StorePlace | None, *words: str) -> str:
+    """Return the command line for `words` on the same store, for copying."""
+    from plait.runner.engine.run_options import DEFAULT_STORE, STORE_VARIABLE  # noqa: PLC0415 - slow to import
+    from plait.safe_text import masked_address  # noqa: PLC0415 - as above
+
+    stated = masked_address(os.environ.get(STORE_VARIABLE) or str(DEFAULT_STORE))
+    store = () if store_path is None or str(store_path) == stated else ("--store", str(store_path))
+    return command(_program_name(), *words, *store)
+
+
+def print_next(place: StorePlace | None, *words: str) -> None:
+    """Print a command line that a person may want next, behind its name, on standard error."""
+    print_note(f"  {words[0]:<9} {command_line(place, *words)}")
+
+
+def _program_name() -> str:
+    """Return the name of this command; its path if a shell would not find the name, as after `make demo`."""
+    called = Path(sys.argv[0])
+    if called.name == "plait" and shutil.which("plait") is None:
+        with suppress(FileNotFoundError):  # the working directory has been removed
+            return os.path.relpath(called)
+        return str(called)
+    return "plait"
 
 
 COLOURS: Mapping[str, str] = {

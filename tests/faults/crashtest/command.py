@@ -12,8 +12,8 @@ import click
 
 from plait.errors import InvalidRequest, StoreUnusable
 from plait.failpoints import FAILPOINTS
-from plait.runner.cli.command_line import COMPLETED, FAILED, exit_process, run_cli
-from plait.runner.cli.command_options import json_option, read_plan, set_option, store_option
+from plait.runner.cli.command_line import COMPLETED, FAILED, exit_process, read_plan, run_cli
+from plait.runner.cli.command_options import json_option, set_option, store_option
 from plait.runner.cli.terminal_output import print_json, print_line, print_note
 from plait.runner.engine.run_options import StorePlace
 from plait.runner.policies.follow_ups import FollowUps

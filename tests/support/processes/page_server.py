@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from plait.runner.cli.serve_commands import DEFAULT_PORT
+from plait.runner.cli.command_options import DEFAULT_PORT
 
 _SERVE = "plait serve --backends backends.yaml"
 
