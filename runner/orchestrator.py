@@ -12,11 +12,9 @@ from dataclasses import field
 from typing import Any, Self, TypeAlias
 
 from plait.backends.backend_protocol import Backend
-from plait.errors import RunNotFound, nearest
+from plait.errors import nearest
 from plait.events import Event, PolicyDecided, TaskCompleted
 from plait.json_form import JsonInput, JsonValue, value
-from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord
 from plait.runner.domain.asked_question import OnQuestion
 from plait.runner.domain.run_result import Degradation, RunResult, TaskResult
 from plait.runner.engine.live_run import EventReader, Run
@@ -70,18 +68,6 @@ class OrchestratorResult:
     """The open question of each task that waits for a person, by task id; also of planner and reflector."""
     degraded: tuple[Degradation, ...] = ()
     """The times during which steps could not be stored; empty if the store never failed."""
-
-
-@value
-class LoopState:
-    """Progress of the loop of a stored run."""
-
-    phase: Phase
-    """The phase of the loop."""
-    iteration: int
-    """The number of executed tasks."""
-    current_task_ids: tuple[str, ...]
-    """The ids of the running tasks."""
 
 
 class Orchestrator:
@@ -177,7 +163,7 @@ class Orchestrator:
         this = cls.__new__(cls)
         this._set_up(policy, runner, run_id)
         this._resume_options = ResumeOptions(retry_failed, answers, policy)
-        this._loop = _loop_of(record)
+        this._loop = Loop.of(read_policy_state(record.policy_state).state)
         this._context = {
             task.task_id: (task.text or "") if task.data is None else json.loads(task.data)
             for task in tasks
@@ -282,17 +268,6 @@ class Orchestrator:
         )
 
 
-async def load_loop_state(store: Store, run_id: str) -> LoopState:
-    """Return the progress of the loop of the stored run `run_id`. Raises RunNotFound, StoreError."""
-    record = await store.get_run(run_id)
-    if record is None:
-        raise RunNotFound(f"the store has no run {run_id!r}")
-    loop = _loop_of(record)
-    tasks = await store.list_tasks(run_id)
-    running = [task.task_id for task in tasks if TaskStatus(task.status) is TaskStatus.RUNNING]
-    return LoopState(loop.phase, loop.iteration, tuple(running))
-
-
 def _runner(team: Team, backends: Mapping[str, OneBackend] | OneBackend | None, **options: Any) -> ParallelRunner:
     """Return a runner with a backend for each name of `team`. Raises ValueError if one is missing."""
     roles = (name or EXECUTOR for name in (team.planner, team.executor, team.reflector))
@@ -312,7 +287,3 @@ def _runner(team: Team, backends: Mapping[str, OneBackend] | OneBackend | None, 
         what_to_do = slip or f"give one for each of {', '.join(needed)}"
         raise ValueError(f"there is no backend for {', '.join(missing)}; {what_to_do}")
     return ParallelRunner(backends=named, default=EXECUTOR if EXECUTOR in named else None, **options)
-
-
-def _loop_of(record: RunRecord) -> Loop:
-    return Loop.of(read_policy_state(record.policy_state).state)

@@ -43,7 +43,6 @@ from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import (
     NO_LIMITS,
     Limits,
-    WaitingRun,
     WaitReason,
     Waits,
     clock_time,
@@ -240,7 +239,8 @@ class Progress:
     def _waits(self, now: float) -> Waits:
         statuses = {task.id: status for task, status in zip(self.dag, self.state.statuses, strict=True)}
         asking = [position for position, one in self.state.asking.items() if one.way is Way.BUDGET]
-        run = WaitingRun(
+        return Waits(
+            now,
             RunStatus.RUNNING,
             self.dag,
             statuses,
@@ -252,7 +252,6 @@ class Progress:
             asks_for_budget=self.dag.tasks[asking[0]].id if asking else None,
             tuning=self.tuning,
         )
-        return Waits(run, now)
 
     def waiting_tasks(self, limit: int, now: float) -> list[tuple[str, WaitReason]]:
         """Return the first `limit` tasks that have to start, each with the reason at Unix time `now`. Tasks that wait

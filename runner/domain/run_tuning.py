@@ -75,26 +75,20 @@ RETRY = "retry"
 """The kind of note that asks to run a task again."""
 
 
-@value
-class RetryNote:
-    """The request to run a task again that has failed, or waits for its next attempt."""
-
-    task_id: str
-    attempt: int
-    """The last attempt that the sender knows of. The request is void once there is a later one."""
-
-
 def retry_note(task_id: str, attempt: int, at: str) -> Note:
     """Return the note that asks for another attempt."""
     return Note(RETRY, at, task_id, to_json({"attempt": attempt}))
 
 
-def retry_in(note: NoteRecord) -> RetryNote | None:
-    """Return the request in `note`; None if it is of another kind or cannot be decoded."""
+def retry_in(note: NoteRecord) -> tuple[str, int] | None:
+    """Return the task that `note` asks to run again, which has failed or waits for its next attempt, and the last
+    attempt that the sender knows of: the request is void once there is a later one. None if it is of another kind or
+    cannot be decoded.
+    """
     if note.kind != RETRY or note.task_id is None:
         return None
     try:
-        return RetryNote(note.task_id, int(json.loads(note.body)["attempt"]))
+        return note.task_id, int(json.loads(note.body)["attempt"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 

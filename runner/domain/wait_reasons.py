@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -117,10 +117,11 @@ def stored_limits(settings: Mapping[str, Any]) -> Limits:
     )
 
 
-@value
-class WaitingRun:
-    """The state of a run, from which `Waits` finds the reasons."""
+@dataclass
+class Waits:
+    """The reasons for which the tasks of a run do not run, from its state at Unix time `now`."""
 
+    now: float
     status: RunStatus
     """The shown status: interrupted or parked without a live owner."""
     dag: DAG
@@ -143,20 +144,13 @@ class WaitingRun:
     """The last event of each host that tasks wait for, by name."""
     asks_for_budget: str | None = None
     """The task that asks for a higher budget of the run, if any."""
-    tuning: Tuning = Tuning()
+    tuning: Tuning = field(default_factory=Tuning)
     """What a person has changed in the run."""
     folders: Mapping[str, FolderAwaited] = field(default_factory=dict[str, FolderAwaited])
     """The last event of each task that has waited for its folder, by id."""
 
-
-class Waits:
-    """The reasons of the tasks of `run` at Unix time `now`."""
-
-    def __init__(self, run: WaitingRun, now: float) -> None:
-        self._run = run
-        self._now = now
-        dag = run.dag
-        running = [task for task in dag if run.statuses[task.id] is TaskStatus.RUNNING]
+    def __post_init__(self) -> None:
+        running = [task for task in self.dag if self.statuses[task.id] is TaskStatus.RUNNING]
         self._running = len(running)
         self._on = Counter(self._backend(task.id) for task in running)
         self._blocked = self._find_blocked()
@@ -166,12 +160,12 @@ class Waits:
 
         A task whose attempt waits for a host that is away has a reason, too, although its status is running.
         """
-        status = self._run.statuses[task_id]
+        status = self.statuses[task_id]
         if status is TaskStatus.WAITING_INPUT:
             return self._question(task_id)
         if status is not TaskStatus.PENDING and status is not TaskStatus.RUNNING:
             return None
-        if self._run.status is RunStatus.INTERRUPTED and status is TaskStatus.RUNNING:
+        if self.status is RunStatus.INTERRUPTED and status is TaskStatus.RUNNING:
             return self._owner_dead()
         if status is TaskStatus.RUNNING:
             return self._away(task_id)
@@ -179,54 +173,54 @@ class Waits:
 
     def _away(self, task_id: str) -> WaitReason | None:
         """Return the reason of a running task; None if the attempt does not wait for a host."""
-        hosts = [host for host in self._run.away.values() if task_id in host.tasks and host.since is not None]
+        hosts = [host for host in self.away.values() if task_id in host.tasks and host.since is not None]
         if not hosts:
             return None
         since = min(parse_time(host.since) for host in hosts if host.since is not None)
         named = ", ".join(host.host for host in hosts[:MOST_NAMED])
         more = f" and {len(hosts) - MOST_NAMED:,} more" if len(hosts) > MOST_NAMED else ""
-        return WaitReason(WaitKind.HOST, f"waiting for {named}{more}, away since {clock_time(since, self._now)}")
+        return WaitReason(WaitKind.HOST, f"waiting for {named}{more}, away since {clock_time(since, self.now)}")
 
     def _pending(self, task_id: str) -> WaitReason:
         missing = self._missing(task_id)
         if failed := [task for task in missing if task in self._blocked]:
             return _named(WaitKind.BLOCKED, "blocked by", failed)
-        stopped = _STOPPED.get(self._run.status)
+        stopped = _STOPPED.get(self.status)
         if stopped is not None:
             return stopped
         if missing:
             return waits_for(missing)
-        if self._run.status is RunStatus.INTERRUPTED:
-            return self._owner_dead(self._run.retries.get(task_id))
-        asker = self._run.asks_for_budget
-        if asker is not None and task_id not in self._run.retries:
+        if self.status is RunStatus.INTERRUPTED:
+            return self._owner_dead(self.retries.get(task_id))
+        asker = self.asks_for_budget
+        if asker is not None and task_id not in self.retries:
             return _named(WaitKind.BUDGET, "waits for a higher budget, asked for by", [asker])
-        return _NO_PROCESS.get(self._run.status) or self._ready(task_id)
+        return _NO_PROCESS.get(self.status) or self._ready(task_id)
 
     def _ready(self, task_id: str) -> WaitReason:
         """Return the reason of a task of a running run that needs no other task."""
-        if (when := self._run.retries.get(task_id)) is not None:
-            return WaitReason(WaitKind.RETRY, f"retry at {clock_time(when, self._now)}", until=iso(when))
-        if (awaited := self._run.folders.get(task_id)) is not None:
+        if (when := self.retries.get(task_id)) is not None:
+            return WaitReason(WaitKind.RETRY, f"retry at {clock_time(when, self.now)}", until=iso(when))
+        if (awaited := self.folders.get(task_id)) is not None:
             by = () if awaited.by is None else (awaited.by,)
             return WaitReason(WaitKind.FOLDER, folder_wait(awaited.folder, awaited.by), by)
-        name, tuning = self._backend(task_id), self._run.tuning
+        name, tuning = self._backend(task_id), self.tuning
         if (pause := tuning.pause_of(name)) is not None:
-            text = f"{pause.backend or 'the run'} is paused since {clock_time(parse_time(pause.at), self._now)}"
+            text = f"{pause.backend or 'the run'} is paused since {clock_time(parse_time(pause.at), self.now)}"
             return WaitReason(WaitKind.PAUSED, text, backend=pause.backend)
         slots, name = tuning.slots, self._serving(name)
-        running, limit = self._on[name], slots.get(name, self._run.limits.backends.get(name))
-        throttled = self._run.throttled.get(name)
+        running, limit = self._on[name], slots.get(name, self.limits.backends.get(name))
+        throttled = self.throttled.get(name)
         if throttled is not None and not throttled.slots:
             return WaitReason(WaitKind.CREDIT, f"{name} has no credit left; a task asks to top it up", backend=name)
         if throttled is not None and (throttling := self._throttling(throttled, running)) is not None:
             return throttling
-        total = slots.get(None, self._run.limits.total)
+        total = slots.get(None, self.limits.total)
         if total is not None and self._running >= total:
             return WaitReason(WaitKind.SLOT, f"no free slot ({self._running} of {total})")
         if limit is not None and running >= limit:
             return WaitReason(WaitKind.SLOT, f"no free slot of {name} ({running} of {limit})", backend=name)
-        if name in self._run.rated:
+        if name in self.rated:
             return WaitReason(WaitKind.RATE, f"{name} has reached its limits of rate", backend=name)
         # Other runs of the process may hold the slots of a throttled backend.
         slowed = None if throttled is None else self._throttling(throttled, throttled.slots)
@@ -234,52 +228,52 @@ class Waits:
 
     def _serving(self, name: str) -> str:
         """Return the backend that the tasks of the backend `name` call now: its own, or the first open spare."""
-        spares = self._run.limits.spares.get(name, ())
+        spares = self.limits.spares.get(name, ())
         return next((one for one in (name, *spares) if not self._is_closed(one)), name) if spares else name
 
     def _is_closed(self, name: str) -> bool:
-        last = self._run.throttled.get(name)
+        last = self.throttled.get(name)
         if last is None or last.until is None:
             return last is not None and not last.slots
         if last.cause == USD_PER_DAY:
             return False  # spares are for the limits of servers
         until = parse_time(last.until)
-        return until > self._now and until - parse_time(last.at) > _LONG_S
+        return until > self.now and until - parse_time(last.at) > _LONG_S
 
     def _throttling(self, throttled: BackendThrottled, running: int) -> WaitReason | None:
         name, until = throttled.backend, throttled.until
         after = f" after {throttled.cause}" if throttled.cause else ""
         limit = f"limit {throttled.slots} of {throttled.total}"
-        remaining = 0.0 if until is None else parse_time(until) - self._now
+        remaining = 0.0 if until is None else parse_time(until) - self.now
         if remaining > 0 and until is not None:
             if throttled.cause == USD_PER_DAY:
-                text = f"{name} has spent its usd_per_day, until {clock_time(parse_time(until), self._now)}"
+                text = f"{name} has spent its usd_per_day, until {clock_time(parse_time(until), self.now)}"
                 return WaitReason(WaitKind.BUDGET, text, backend=name, until=until)
-            pause = f"{remaining:.1f} s" if remaining < _LONG_S else f"until {clock_time(parse_time(until), self._now)}"
+            pause = f"{remaining:.1f} s" if remaining < _LONG_S else f"until {clock_time(parse_time(until), self.now)}"
             return WaitReason(WaitKind.THROTTLED, f"{name} paused {pause}{after}, {limit}", backend=name, until=until)
         if running >= throttled.slots < throttled.total:
             return WaitReason(WaitKind.THROTTLED, f"{name} slowed{after}, {limit}", backend=name)
         return None
 
     def _question(self, task_id: str) -> WaitReason:
-        if task_id not in self._run.deadlines:
+        if task_id not in self.deadlines:
             return WaitReason(WaitKind.QUESTION, "asks a person whether to run again")
-        return WaitReason(WaitKind.QUESTION, "asks a person", until=self._run.deadlines[task_id])
+        return WaitReason(WaitKind.QUESTION, "asks a person", until=self.deadlines[task_id])
 
     def _owner_dead(self, next_try: float | None = None) -> WaitReason:
-        owner = f" ({self._run.owner})" if self._run.owner else ""
+        owner = f" ({self.owner})" if self.owner else ""
         text = f"owner dead{owner}; resume the run"
         if next_try is None:
             return WaitReason(WaitKind.OWNER_DEAD, text)
-        later = f"{text}; retry at {clock_time(next_try, self._now)}"
+        later = f"{text}; retry at {clock_time(next_try, self.now)}"
         return WaitReason(WaitKind.OWNER_DEAD, later, until=iso(next_try))
 
     def _backend(self, task_id: str) -> str:
-        return self._run.dag.backend_of(self._run.dag[task_id]) or self._run.limits.default
+        return self.dag.backend_of(self.dag[task_id]) or self.limits.default
 
     def _missing(self, task_id: str) -> list[str]:
         """Return the tasks that the task still needs."""
-        dag = self._run.dag
+        dag = self.dag
         position = dag.position(task_id)
         if dag.join_of(position) == "all":
             needed = (dag.tasks[other].id for other in dag.needed(position) if not dag.pairs_up(position, other))
@@ -287,11 +281,11 @@ class Waits:
         starts = self._may_start(position, self._blocked)
         names = [dag.tasks[other].id for other in dag.dependencies[position]]
         if starts is None:
-            return [name for name in names if self._run.statuses[name] not in TASK_DONE and name not in self._blocked]
+            return [name for name in names if self.statuses[name] not in TASK_DONE and name not in self._blocked]
         return [] if starts else [name for name in names if name in self._blocked]
 
     def _may_start(self, position: int, blocked: Collection[str]) -> bool | None:
-        dag, statuses = self._run.dag, self._run.statuses
+        dag, statuses = self.dag, self.statuses
         names = [dag.tasks[other].id for other in dag.dependencies[position]]
         completed = sum(statuses[name] is TaskStatus.COMPLETED for name in names)
         unended = sum(statuses[name] not in TASK_DONE and name not in blocked for name in names)
@@ -299,14 +293,14 @@ class Waits:
         return may_start(dag.join_of(position), completed=completed, unended=unended, dead=dead)
 
     def _is_satisfied(self, task_id: str) -> bool:
-        status = self._run.statuses[task_id]
+        status = self.statuses[task_id]
         if status is TaskStatus.FAILED:
-            return self._run.dag[task_id].failure_mode is not FailureMode.HARD
+            return self.dag[task_id].failure_mode is not FailureMode.HARD
         return status in _GOOD
 
     def _find_blocked(self) -> set[str]:
         """Return the failed and cancelled tasks that others need, and the pending tasks that therefore cannot run."""
-        dag, statuses = self._run.dag, self._run.statuses
+        dag, statuses = self.dag, self.statuses
         bad = [task_id for task_id in statuses if statuses[task_id] in _BAD and not self._is_satisfied(task_id)]
         blocked = set(bad)
         while bad:

@@ -69,9 +69,9 @@ class Inbox:
                     self._pass_on(note)
                 if tuned := [one for one in map(tuned_in, notes) if one is not None]:
                     self._run.tune(tuned)
-                for retry in filter(None, map(retry_in, notes)):
+                for task_id, attempt in filter(None, map(retry_in, notes)):
                     if self._run.execution is not None:
-                        self._run.execution.retry(retry.task_id, retry.attempt)
+                        self._run.execution.retry(task_id, attempt)
 
     def read_again(self) -> None:
         """Read all notes again. A store that has lost notes may number new notes like lost ones; notes that were passed

@@ -25,7 +25,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
-from plait.runner.domain.wait_reasons import WaitingRun, WaitReason, Waits, clock_time, stored_limits
+from plait.runner.domain.wait_reasons import WaitReason, Waits, clock_time, stored_limits
 from plait.runner.engine.lease import due_at, liveness, shown_status, wait_for_expiry
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
@@ -231,7 +231,8 @@ async def read_waits(
             dag = decode_dag(run, tuple(records))
         except StoreError:  # everything else can still be shown
             return None
-        waiting = WaitingRun(
+        return Waits(
+            now,
             shown_status(run),
             dag,
             statuses=statuses,
@@ -250,7 +251,6 @@ async def read_waits(
             folders=folders,
             tuning=tuning,
         )
-        return Waits(waiting, now)
 
     return tries, find_waits
 

@@ -23,41 +23,40 @@ from plait.clock_and_ids import Clock
 from plait.events import Event, RunCompleted, TaskCompleted, TasksAdded, TaskStarted
 from plait.orchestration import OrchestratorResult, Phase
 from plait.persistence import Batch, SQLiteStore, Store
-from plait.runner.orchestrator import LoopState, load_loop_state
 from tests.support.fakes import QuickClock
 from tests.support.processes.forked import Child
-from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
+from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, LoopState, Team, loop_state
 
 POSITIONS: dict[str, tuple[Callable[[Event], bool], LoopState, LoopState]] = {
     "after planning": (
         lambda change: isinstance(change, TasksAdded) and change.tasks[0].task_id == "do.a",
-        LoopState(Phase.PLANNING, 0, ("plan.1",)),
-        LoopState(Phase.EXECUTING, 0, ("do.a",)),
+        (Phase.PLANNING, 0, ("plan.1",)),
+        (Phase.EXECUTING, 0, ("do.a",)),
     ),
     "before executing": (
         lambda change: isinstance(change, TaskStarted) and change.task_id == "do.b",
-        LoopState(Phase.REFLECTING, 2, ("reflect.1",)),
-        LoopState(Phase.EXECUTING, 2, ("do.b",)),
+        (Phase.REFLECTING, 2, ("reflect.1",)),
+        (Phase.EXECUTING, 2, ("do.b",)),
     ),
     "after a completion": (
         lambda change: isinstance(change, TaskCompleted) and change.task_id == "do.a",
-        LoopState(Phase.EXECUTING, 0, ("do.a",)),
-        LoopState(Phase.EXECUTING, 1, ("do.c",)),
+        (Phase.EXECUTING, 0, ("do.a",)),
+        (Phase.EXECUTING, 1, ("do.c",)),
     ),
     "before reflection": (
         lambda change: isinstance(change, TasksAdded) and change.tasks[0].task_id == "reflect.2",
-        LoopState(Phase.EXECUTING, 3, ("do.d",)),
-        LoopState(Phase.REFLECTING, 4, ("reflect.2",)),
+        (Phase.EXECUTING, 3, ("do.d",)),
+        (Phase.REFLECTING, 4, ("reflect.2",)),
     ),
     "done": (
         lambda change: isinstance(change, TaskCompleted) and change.task_id == "answer",
-        LoopState(Phase.EXECUTING, 4, ("answer",)),
-        LoopState(Phase.DONE, 4, ()),
+        (Phase.EXECUTING, 4, ("answer",)),
+        (Phase.DONE, 4, ()),
     ),
     "ended": (
         lambda change: isinstance(change, RunCompleted),
-        LoopState(Phase.DONE, 4, ()),
-        LoopState(Phase.DONE, 4, ()),
+        (Phase.DONE, 4, ()),
+        (Phase.DONE, 4, ()),
     ),
 }
 """The change that makes a position durable; where the loop stands before it, and after it."""
@@ -138,7 +137,7 @@ async def stored(folder: Path) -> tuple[LoopState | None, set[str]]:
             return None, set()
         tasks = await store.list_tasks("r")
         done = {task.task_id for task in tasks if task.status == "completed"}
-        return await load_loop_state(store, "r"), done
+        return await loop_state(store, "r"), done
 
 
 def check(folder: Path, done: set[str], before: list[str], result: OrchestratorResult | None) -> None:
@@ -168,7 +167,7 @@ def test_killed_at_a_call(tmp_path: Path, number: int, side: str) -> None:
     assert in_child(tmp_path, str(number), side) is None
     loop, done = anyio.run(stored, tmp_path)
     assert loop is not None
-    assert loop.current_task_ids == (TASKS[number - 1],)
+    assert loop[2] == (TASKS[number - 1],)
     assert done == set(TASKS[: number - 1])
     before = [*calls(tmp_path)] if (tmp_path / "calls").exists() else []
     check(tmp_path, done, before, in_child(tmp_path))

@@ -15,11 +15,10 @@ from plait.errors import RunNotFound, StoreError
 from plait.orchestration import OrchestratorResult, Phase
 from plait.persistence import Store
 from plait.runner.domain.dag import DAG
-from plait.runner.orchestrator import LoopState, load_loop_state
 from plait.runner.policies.goal_policy import Loop, Stop
 from tests.support.fakes import Talker
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
-from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, Team
+from tests.support.team import ANSWER, CALLS, CONTEXT, GOAL, TASKS, LoopState, Team, loop_state
 
 
 def orchestrator(team: Team, store: Store | None = None, run_id: str | None = None, **options: Any) -> Orchestrator:
@@ -50,7 +49,7 @@ async def test_it_is_stored(store: Store) -> None:
     check(result)
     assert calls == CALLS
     assert result.run_id == "r"
-    assert await load_loop_state(store, "r") == LoopState(Phase.DONE, 4, ())
+    assert await loop_state(store, "r") == (Phase.DONE, 4, ())
     tasks = await store.list_tasks("r")
     assert {task.task_id for task in tasks} == set(TASKS)
     assert (await store.list_messages("r", "do.b"))[0].content.endswith("Result of do.a:\nfound a\n")
@@ -95,13 +94,13 @@ async def test_phase_iteration_and_context_can_be_read_while_it_runs(store: Stor
 
     class Watched(Team):
         async def reflect(self, prompt: str) -> Any:
-            seen.append((made.phase, made.iteration, list(made.context), await load_loop_state(store, "r")))
+            seen.append((made.phase, made.iteration, list(made.context), await loop_state(store, "r")))
             return await super().reflect(prompt)
 
     made = orchestrator(Watched(), store, "r")
     check(await made.run())
     first, second = seen
-    assert first == (Phase.REFLECTING, 2, ["do.a", "do.c"], LoopState(Phase.REFLECTING, 2, ("reflect.1",)))
+    assert first == (Phase.REFLECTING, 2, ["do.a", "do.c"], (Phase.REFLECTING, 2, ("reflect.1",)))
     assert second[:2] == (Phase.REFLECTING, 4)
 
 
@@ -372,7 +371,7 @@ async def test_only_an_orchestration_can_be_resumed_as_one(store: Store) -> None
     with pytest.raises(ValueError, match="the store has no run 'nobody'"):
         await Orchestrator.resume("nobody", store=store, backends=Team().backends)
     with pytest.raises(RunNotFound):
-        await load_loop_state(store, "nobody")
+        await loop_state(store, "nobody")
     await ParallelRunner(lambda _: "x", store=store).run(DAG([Task("a", "p")]), "plain")
     with pytest.raises(ValueError, match="was not started as an orchestration"):
         await Orchestrator.resume("plain", store=store, backends=Team().backends)

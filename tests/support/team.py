@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
+
+from plait import Runs, TaskStatus
+from plait.orchestration import Phase
+from plait.persistence import Store
+from plait.runner.engine.run_options import RunOptions
 
 GOAL = "Know a and b"
 PLAN = {
@@ -21,6 +26,17 @@ TASKS = ["plan.1", "do.a", "do.c", "reflect.1", "do.b", "do.d", "reflect.2", "an
 """The tasks behind these calls."""
 CONTEXT = {"do.a": "found a", "do.c": "found c", "do.b": "found b after found a", "do.d": "found d after found a"}
 ANSWER = "found a; found b after found a; found c; found d after found a"
+
+LoopState: TypeAlias = tuple[Phase, int, tuple[str, ...]]
+"""The phase of the loop, the number of executed tasks, and the running tasks."""
+
+
+async def loop_state(store: Store, run_id: str) -> LoopState:
+    """Where the loop of the stored run stands."""
+    run = await Runs(RunOptions(store=store)).get(run_id)
+    assert run.loop is not None
+    running = tuple(task_id for task_id, task in run.tasks.items() if task.status is TaskStatus.RUNNING)
+    return run.loop.phase, run.loop.iteration, running
 
 
 class Team:

@@ -10,7 +10,7 @@ import pytest
 from plait import DAG, RunStatus, Task, TaskStatus
 from plait.clock_and_ids import iso
 from plait.events import BackendThrottled, HostAway
-from plait.runner.domain.wait_reasons import Limits, WaitingRun, WaitKind, WaitReason, Waits
+from plait.runner.domain.wait_reasons import Limits, WaitKind, WaitReason, Waits
 
 NOW = 1_800_000_000.0
 AT = iso(NOW)
@@ -38,7 +38,7 @@ def reason(statuses: str, task: str, status: RunStatus = RunStatus.RUNNING, dag:
     letters = {one.value[0]: one for one in (P, R, W, C, F)} | {"x": X}
     known = {one.id: letters[letter] for one, letter in zip(dag, statuses, strict=True)}
     limits = more.pop("limits", Limits("api", 8))
-    found = Waits(WaitingRun(status, dag, known, limits, **more), NOW).reason(task)
+    found = Waits(NOW, status, dag, known, limits, **more).reason(task)
     assert found is not None
     return found
 
@@ -70,7 +70,7 @@ def test_a_task_that_could_start_waits_for_the_budget_that_another_asks_for() ->
 
 
 def test_running_and_ended_tasks_do_not_wait() -> None:
-    waits = Waits(WaitingRun(RunStatus.RUNNING, DAG([Task("a", "a"), Task("b", "b")]), {"a": R, "b": F}), NOW)
+    waits = Waits(NOW, RunStatus.RUNNING, DAG([Task("a", "a"), Task("b", "b")]), {"a": R, "b": F})
     assert (waits.reason("a"), waits.reason("b")) == (None, None)
 
 
@@ -175,7 +175,5 @@ def test_a_running_task_may_wait_for_a_host() -> None:
     assert (found.kind, found.text) == (WaitKind.HOST, f"waiting for m3, away since {since}")
     later = HostAway(AT, "m1", iso(NOW - 30), "timed out", ("a", "b"))
     assert reason("rrpppp", "a", away={"m3": away, "m1": later}).text == f"waiting for m3, m1, away since {since}"
-    waits = Waits(
-        WaitingRun(RunStatus.RUNNING, DAG([Task("a", "a"), Task("b", "b")]), {"a": C, "b": R}, away={"m3": away}), NOW
-    )
+    waits = Waits(NOW, RunStatus.RUNNING, DAG([Task("a", "a"), Task("b", "b")]), {"a": C, "b": R}, away={"m3": away})
     assert (waits.reason("a"), waits.reason("b")) == (None, None)

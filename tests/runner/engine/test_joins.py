@@ -12,7 +12,7 @@ from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, TaskStatus
 from plait.errors import DAGError, PlaitError
 from plait.persistence import MemoryStore, Store
 from plait.results import ResumeAction
-from plait.runner.domain.wait_reasons import WaitingRun, WaitKind, Waits
+from plait.runner.domain.wait_reasons import WaitKind, Waits
 from plait.runner.recovery.resume_plan import plan_resume
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import SlotPool
@@ -300,7 +300,7 @@ def test_the_scheduler_agrees_with_an_oracle_on_random_graphs(first: int) -> Non
             oracle.ends[name] = end
             scheduler.finish(dag.position(name), end)
             known = {task.id: oracle.ends.get(task.id, TaskStatus.PENDING) for task in tasks}
-            waits = Waits(WaitingRun(RunStatus.RUNNING, dag, known), 0.0)
+            waits = Waits(0.0, RunStatus.RUNNING, dag, known)
             for task in tasks:
                 if known[task.id] is TaskStatus.PENDING:
                     reason = waits.reason(task.id)
