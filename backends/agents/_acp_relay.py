@@ -23,10 +23,6 @@ END = b"\x04"
 _GRACE = 5.0  # seconds from the end of input to the end of the agent
 
 
-class _TimeUpError(Exception):
-    pass
-
-
 def main() -> NoReturn:
     folder, seconds, library, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     read_end, write_end = os.pipe()
@@ -54,7 +50,7 @@ def _relay_messages(folder: Path, seconds: int, library: str) -> None:
         _copy(folder, seconds)
     except BrokenPipeError:  # the agent has ended
         return
-    except _TimeUpError:
+    except TimeoutError:
         os.close(1)
         agent, end = os.getppid(), time.monotonic() + _GRACE
         while os.getppid() == agent and time.monotonic() < end:
@@ -63,7 +59,7 @@ def _relay_messages(folder: Path, seconds: int, library: str) -> None:
 
 
 def _time_up(*_: object) -> NoReturn:
-    raise _TimeUpError
+    raise TimeoutError
 
 
 def _copy(folder: Path, seconds: int) -> None:

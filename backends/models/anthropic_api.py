@@ -215,7 +215,7 @@ class _Answer(PartialAnswer):
         if name is None or name != self.message:
             self.blocks, self.block, self.message, self.calls_tool = {}, 0, name, False
         self._count(at(message, "usage"))
-        self.spent.note_model(at(message, "model"))
+        self.note_model(at(message, "model"))
 
     def _add_text(self, index: int, part: JsonValue | Mapping[str, JsonValue]) -> None:
         piece = at(part, "text")
@@ -236,7 +236,7 @@ class _Answer(PartialAnswer):
 
     def _count(self, usage: JsonValue) -> None:
         odd = is_impossible(usage, "input_tokens") or is_impossible(usage, "output_tokens")
-        self.spent.note(usage_beside_cache(usage), is_impossible=odd)
+        self.note_usage(usage_beside_cache(usage), is_impossible=odd)
 
 
 # The part of JSON Schema that the API accepts as an output format: each object is closed, `anyOf` is the only combining

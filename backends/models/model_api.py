@@ -60,39 +60,6 @@ keep (0 for none), and the parts of a request to avoid.
 """
 
 
-class StreamUsage:
-    """Usage and model of a request, as reported in its stream. Servers repeat growing totals, and send zeros for
-    missing counts.
-    """
-
-    def __init__(self) -> None:
-        self._counts = NO_USAGE
-        self._is_unknown = False
-        self.model: str | None = None
-        """The name of the answering model; None while unknown."""
-        self.is_open = False
-        """Whether the request is under way, so that the server may bill more than it has reported."""
-
-    @property
-    def usage(self) -> Usage:
-        """The usage so far. The cost of a request under way is partial."""
-        if self.is_open or self._is_unknown or self.model is not None:
-            return replace(self._counts, model=self.model, cost_is_partial=self.is_open or self._is_unknown)
-        return self._counts
-
-    def note(self, used: Usage, *, is_impossible: bool = False) -> None:
-        """Raise the usage to the counts in `used`, as reported by the server; `is_impossible` if the server also
-        reported a number that counts nothing: the usage is then known in part.
-        """
-        self._counts = at_least(self._counts, used)
-        self._is_unknown = self._is_unknown or is_impossible
-
-    def note_model(self, name: Any) -> None:
-        """Record the name of the answering model. Values that are not names are ignored."""
-        if isinstance(name, str) and name.strip():
-            self.model = shown(name)
-
-
 class ModelBackend(ABC):
     """What the backends of models have in common. Used with `async with`, a backend is closed at the end."""
 
@@ -202,19 +169,20 @@ class RemoteBackend(ModelBackend, Placeable):
 
     async def ask(self, request: ConversationRequest, messages: Sequence[Message]) -> Message:
         """Send the whole conversation in one request and return the answer. Raises BackendError."""
-        client, spent = await self.connect(), StreamUsage()
+        client = await self.connect()
+        answer = self._answer_type(request, self._server)
         try:
-            return await self._ask(client, request, messages, spent)
+            return await self._ask(client, messages, answer)
         except asyncio.CancelledError:
-            request.on_output(Output("text", "", spent.usage))
+            request.on_output(Output("text", "", answer.usage))
             raise
         except BackendError as error:
             failure = error
         except Exception as exc:  # aiohttp is not imported here; what it does not raise is a fault of plait
             failure = client.error_of(exc)
         if failure.status is not None or isinstance(failure, NotConnected):  # refused, or never sent
-            spent.is_open = False
-        failure.usage = spent.usage
+            answer.is_open = False
+        failure.usage = answer.usage
         # Raise outside of the except block, so that the error has no context: an exception of the client holds the
         # request, whose headers hold the key.
         raise failure
@@ -225,22 +193,18 @@ class RemoteBackend(ModelBackend, Placeable):
         if client is not None:
             await client.aclose()
 
-    async def _ask(
-        self, client: Client, request: ConversationRequest, messages: Sequence[Message], spent: StreamUsage
-    ) -> Message:
-        """Send one request and return the answer. The usage is recorded in `spent` as it arrives. Raises BackendError,
-        and any exception of the client.
-        """
-        url, texts, body_of = await self._prepare(request, messages)
-        async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as shared:
-            answer = self._answer_type(request, spent, self._server, url, shared)
-            build = partial(body_of, 0 if shared is None else shared.length)
+    async def _ask(self, client: Client, messages: Sequence[Message], answer: PartialAnswer) -> Message:
+        """Send one request and return the whole of `answer`. Raises BackendError, and any exception of the client."""
+        request = answer.request
+        answer.url, texts, body_of = await self._prepare(request, messages)
+        async with self._sharing(request, texts, repeats=len(messages) > len(request.history) + 1) as answer.shared:
+            build = partial(body_of, 0 if answer.shared is None else answer.shared.length)
             async with client.limit():
-                spent.is_open = True
-                with await self._answered(client, url, build, request) as response:
+                answer.is_open = True
+                with await self._answered(client, answer.url, build, request) as response:
                     await response.receive(answer.take, answer.take_whole, lambda: bool(answer.reasons))
-                    is_counted = response.failure is None or spent.usage.input_tokens > 0
-                spent.is_open = not answer.reasons or not is_counted
+                    is_counted = response.failure is None or answer.usage.input_tokens > 0
+                answer.is_open = not answer.reasons or not is_counted
         return answer.finish(self.max_tokens)
 
     @abstractmethod
@@ -381,13 +345,19 @@ def is_error(body: JsonValue) -> bool:
 
 @dataclass(eq=False)
 class PartialAnswer(ABC):
-    """The part of an answer that has arrived. Base of the answers of each API."""
+    """The part of an answer that has arrived, and its usage. Base of the answers of each API.
+
+    Servers repeat growing totals of the usage, and send zeros for missing counts.
+    """
 
     request: ConversationRequest
-    spent: StreamUsage
     server: Endpoint
-    url: str
-    shared: SharedBeginning | None
+    url: str = ""
+    shared: SharedBeginning | None = None
+    model: str | None = None
+    """The name of the answering model; None while unknown."""
+    is_open: bool = False
+    """Whether the request is under way, so that the server may bill more than it has reported."""
     reasons: list[str] = field(default_factory=list[str])
     """The reasons for the end of the answer, as the server names them, in order; empty before the end."""
     refusals: list[str] = field(default_factory=list[str])
@@ -402,6 +372,27 @@ class PartialAnswer(ABC):
     """Whether the server has begun the answer: an error from then on is a broken answer, not a refused request."""
     api: ClassVar[str]
     """The kind of API, for a hint about a wrong URL."""
+    _counts: Usage = NO_USAGE
+    _is_unknown: bool = False
+
+    @property
+    def usage(self) -> Usage:
+        """The usage so far. The cost of a request under way is partial."""
+        if self.is_open or self._is_unknown or self.model is not None:
+            return replace(self._counts, model=self.model, cost_is_partial=self.is_open or self._is_unknown)
+        return self._counts
+
+    def note_usage(self, used: Usage, *, is_impossible: bool) -> None:
+        """Raise the usage to the counts in `used`, as reported by the server; `is_impossible` if the server also
+        reported a number that counts nothing: the usage is then known in part.
+        """
+        self._counts = at_least(self._counts, used)
+        self._is_unknown = self._is_unknown or is_impossible
+
+    def note_model(self, name: Any) -> None:
+        """Record the name of the answering model. Values that are not names are ignored."""
+        if isinstance(name, str) and name.strip():
+            self.model = shown(name)
 
     @property
     @abstractmethod
@@ -442,7 +433,7 @@ class PartialAnswer(ABC):
         if event.name == "error" or is_error(value):
             if is_whole(self.reasons):  # the answer came before it
                 return True
-            self.spent.is_open = self.begun
+            self.is_open = self.begun
             raise self.server.broken_off(value, begun=self.begun)
         if not isinstance(value, dict):
             if not event.name:
@@ -463,7 +454,7 @@ class PartialAnswer(ABC):
             self.reasons,
             missing=missing,
             refusal="".join(self.refusals),
-            usage=self.spent.usage,
+            usage=self.usage,
             max_tokens=max_tokens,
             calls_tool=self.calls_tool,
         )

@@ -194,14 +194,14 @@ class _Answer(PartialAnswer):
     def _add(self, event: Mapping[str, JsonValue], name: str) -> bool:  # noqa: ARG002 - a chunk has no name
         if self.shared is not None:
             self.shared.begin()
-        if self.spent.model is None:
-            self.spent.note_model(event.get("model"))
+        if self.model is None:
+            self.note_model(event.get("model"))
         choice = self._chosen(event.get("choices"))
         # Moonshot counts in the choice, and Groq in a field of its own.
         for usage in (event.get("usage"), at(choice, "usage"), at(event.get("x_groq"), "usage")):
             if usage:
                 odd = is_impossible(usage, "prompt_tokens") or is_impossible(usage, "completion_tokens")
-                self.spent.note(_usage(usage), is_impossible=odd)
+                self.note_usage(_usage(usage), is_impossible=odd)
         if choice is not None:
             self._choose(choice, is_whole=event.get("object") == "chat.completion")
         return False
@@ -224,7 +224,7 @@ class _Answer(PartialAnswer):
     def _choose(self, choice: Mapping[str, JsonValue], *, is_whole: bool) -> None:
         """Add a chunk of the choice. A `delta` holds a piece, a `message` the whole text, or all of it so far."""
         if choice.get("error"):
-            self.spent.is_open = self.begun
+            self.is_open = self.begun
             raise self.server.broken_off(dict(choice), begun=self.begun)
         piece = whole = ""
         for name in ("delta", "message"):
