@@ -22,7 +22,6 @@ import anyio
 from plait.backends.agents._acp_relay import END
 from plait.backends.agents.acp_machine import (
     AcpMachine,
-    Grant,
     Message,
     PermissionPolicy,
     PermissionRequest,
@@ -151,7 +150,7 @@ class AcpConversation(AgentConversation):
         self._sessions = Sessions(files.sessions, f"acp-{backend.name}")
         kind, _, action = self._question.partition("-")
         choice = self._answer if kind == "asks" else None
-        self._grant = Grant(action, choice) if isinstance(choice, str) else None
+        self._granted = {action: choice} if isinstance(choice, str) else {}
         self._machine: AcpMachine | None = None
 
     async def send(self, prompt: str) -> Reply:
@@ -172,7 +171,7 @@ class AcpConversation(AgentConversation):
         machine.goals = replace(
             machine.goals,
             prompt=self._backend.input_text(call, sent),
-            grant=self._grant,
+            granted=self._granted,
             holds=list(self._earlier_prompts()) if self._request.resumes_interrupted and is_first else (),
             earlier_prompts=prompts if call.resume and is_first else (),
         )

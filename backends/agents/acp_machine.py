@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Literal, TypeAlias
 
@@ -109,16 +109,6 @@ _FIRST: Mapping[str, Sequence[str]] = {
 
 
 @value
-class Grant:
-    """A person's decision on an action."""
-
-    action_id: str
-    """Id of the action, as in `PermissionRequest`."""
-    choice: str
-    """Name of the chosen option."""
-
-
-@value
 class Option:
     """An answer offered by the agent."""
 
@@ -144,6 +134,13 @@ class PermissionRequest:
         names = [option.name for option in self.options]
         return Question(f"the agent asks for permission: {self.about} ({', '.join(names)})", {"enum": list(names)})
 
+    def option(self, choice: str | None, policy: PermissionPolicy) -> Option | None:
+        """Return the option with the name that a person chose, else the one of the policy; None for none."""
+        if choice is not None:
+            return next((option for option in self.options if option.name == choice), None)
+        kinds = _FIRST["allow" if policy == "allow" else "deny"]
+        return next((option for kind in kinds for option in self.options if option.kind == kind), None)
+
 
 def permission_request(params: JsonValue) -> PermissionRequest:
     """Return the request in the parameters of `session/request_permission`."""
@@ -162,19 +159,6 @@ def describe(tool: JsonValue) -> str:
     if call and call not in title:
         title = f"{title}: {call}" if title else call
     return shown(title or text(tool, "kind") or "a tool", 200)
-
-
-def choose(request: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> Option | None:
-    """Return the option to choose; None for none. A person's decision on the same action comes first."""
-    if grant is not None and grant.action_id == request.action_id:
-        return next((option for option in request.options if option.name == grant.choice), None)
-    kinds = _FIRST["allow" if policy == "allow" else "deny"]
-    return next((option for kind in kinds for option in request.options if option.kind == kind), None)
-
-
-def needs_person(request: PermissionRequest, policy: PermissionPolicy, grant: Grant | None) -> bool:
-    """Return whether a person has to decide and has not decided yet."""
-    return policy == "ask" and bool(request.options) and (grant is None or grant.action_id != request.action_id)
 
 
 def answer_prompt(answer: str) -> str:
@@ -297,8 +281,8 @@ class TurnGoals:
     """Id of the login method; None for no login."""
     permissions: PermissionPolicy = "deny"
     """Policy for permission requests."""
-    grant: Grant | None = None
-    """A person's decision on one request."""
+    granted: Mapping[str, str] = field(default_factory=dict[str, str])
+    """A person's decision, the name of an option, by the id of the action (`PermissionRequest.action_id`)."""
     prompt: str = ""
     """Text of the prompt."""
     holds: Sequence[str] = ()
@@ -700,15 +684,16 @@ class AcpMachine:
             return
         permission, goals, cancellation = permission_request(params), self.goals, self._cancellation()
         was_answered = name_of(answer(identity, None)) in self._sent and name_of(cancellation) not in self._sent
-        asks = needs_person(permission, goals.permissions, goals.grant) and not was_answered
-        if asks and self.permission_request is None:
+        choice = goals.granted.get(permission.action_id)
+        needs_person = goals.permissions == "ask" and bool(permission.options) and choice is None
+        if needs_person and not was_answered and self.permission_request is None:
             self.permission_request = permission
             self._show("waiting", permission.question.text)
             self._send(cancellation)
         if self.permission_request is not None:
             self._send(answer(identity, _CANCELLED))
             return
-        option = choose(permission, goals.permissions, goals.grant)
+        option = permission.option(choice, goals.permissions)
         selected: JsonValue = {"outcome": "selected", "optionId": option.identity} if option else None
         self._send(answer(identity, {"outcome": selected} if selected else _CANCELLED))
         self._outputs += self._tool(at(params, "toolCall"))

@@ -186,34 +186,3 @@ def agents_at_work(root: Path) -> list[AtWork]:
         if pids:
             agents.append(AtWork(folder, manifest.note.get("kind", ""), tuple(pids)))
     return sorted(agents, key=lambda agent: agent.folder)
-
-
-_SERVER_ARGUMENTS = ["-P", str(Path(__file__).parent.parent / "models" / "_llama_server.py")]
-
-
-def left_over_servers() -> list[int] | None:
-    """Return the process numbers of this user's model servers whose parent is gone; None if the table is unreadable.
-
-    A model server (`LocalBackend`) ends with its standard input, so one without its parent is a fault. The system has
-    given it another parent, with another program than the Python that starts servers.
-    """
-    import psutil  # noqa: PLC0415 - for `plait doctor`
-
-    def program(process: psutil.Process) -> str | None:
-        with suppress(psutil.Error, OSError):
-            return process.exe()
-        return None
-
-    def is_left_over(server: psutil.Process) -> bool:
-        try:
-            if server.uids().effective != os.geteuid() or server.cmdline()[1:3] != _SERVER_ARGUMENTS:
-                return False
-            parent = server.parent()
-            return parent is None or program(parent) != server.exe()
-        except (psutil.Error, OSError):  # the process has ended meanwhile
-            return False
-
-    try:
-        return [server.pid for server in psutil.process_iter() if is_left_over(server)]
-    except (psutil.Error, OSError):
-        return None

@@ -25,7 +25,7 @@ from plait.backends.backend_specs import DaskHostsPart, HostsPart
 from plait.backends.extras import install_command
 from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost, probe_hosts
 from plait.backends.prices import list_version
-from plait.backends.process.child_manifest import AtWork, agents_at_work, left_over_servers
+from plait.backends.process.child_manifest import AtWork, agents_at_work
 from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence import SQLiteStore
@@ -193,9 +193,9 @@ async def check_store(place: StorePlace, command: Command) -> list[Finding]:
             findings.append(Finding("runs", Verdict.BAD, str(error)))
         else:
             findings += _check_runs(runs, resumable, command)
-    left = list(_check_model_servers())
+    left: list[Finding] = []
     if root is not None and _exists(root) and (at_work := agents_at_work(root)):
-        left += _check_left_over(at_work, root, runs, command)
+        left = list(_check_left_over(at_work, root, runs, command))
     return findings + (left or [Finding("children", Verdict.OK, "none left behind")])
 
 
@@ -254,16 +254,6 @@ def _check_runs(runs: Sequence[RunRecord], resumable: Collection[str], command: 
     if (left := len(interrupted) - _RUNS) > 0:
         more = f"{left:,} more {'is' if left == 1 else 'are'} interrupted"
         yield Finding("runs", Verdict.WARNING, more, command("runs", "--limit", "1000"))
-
-
-def _check_model_servers() -> Iterator[Finding]:
-    pids = left_over_servers()
-    if pids is None:
-        yield Finding("children", Verdict.OK, "cannot tell", "look for processes that run _llama_server.py")
-    elif pids:
-        shown = " ".join(map(str, pids))
-        found = f"{counted(len(pids), 'model server')} left behind by a process that is gone: {shown}"
-        yield Finding("children", Verdict.WARNING, found, f"kill {shown}")
 
 
 def check_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.acp_machine import AcpMachine, Grant
+from plait.backends.agents.acp_machine import AcpMachine
 from plait.backends.agents.agent_output import Call, ProcessEnd
 from plait.errors import ErrorKind
 from tests.support.agents.acp_talks import (
@@ -163,10 +163,10 @@ def test_what_an_agent_shows_of_a_deed_cannot_move_a_terminals_cursor() -> None:
 def test_a_person_decides_about_one_deed_alone() -> None:
     first = hold(new_talk(permissions="ask"), [start(), OPEN, ask("x", command="a", description="why")])
     assert first.talk.permission_request is not None
-    grant = Grant(first.talk.permission_request.action_id, "Yes (o2)")
+    granted = {first.talk.permission_request.action_id: "Yes (o2)"}
 
     def outcome(**raw: str) -> tuple[Any, Any]:
-        held = hold(new_talk(permissions="ask", grant=grant), [start(), OPEN, ask("x", **raw)])
+        held = hold(new_talk(permissions="ask", granted=granted), [start(), OPEN, ask("x", **raw)])
         return held.said[-1]["result"]["outcome"].get("optionId"), held.talk.permission_request
 
     assert outcome(command="a", description="worded anew") == ("o2", None)

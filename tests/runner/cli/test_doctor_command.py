@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import psutil
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task
-from plait.backends.process.child_manifest import left_over_servers
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import SQLiteStore
 from plait.persistence.store_health import Verdict, file, library
@@ -265,39 +261,3 @@ def test_runs_under_way_and_interrupted_ones(folder: Path) -> None:
 )
 def test_versions_of_sqlite(version: tuple[int, int, int], verdict: Verdict) -> None:
     assert library(version).verdict is verdict
-
-
-PARENT = """
-import subprocess, sys, time
-from pathlib import Path
-from plait import backends
-child = Path(backends.__file__).parent / "models" / "_llama_server.py"
-print(subprocess.Popen([sys.executable, "-P", str(child)]).pid, flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_model_server_whose_parent_is_gone_is_found(tmp_path: Path) -> None:
-    # What a real one is left with: its parent killed, and its input held open by somebody else.
-    ours, theirs = os.pipe()
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdin=ours, stdout=subprocess.PIPE, env=environment(), text=True
-    ) as parent:
-        os.close(ours)
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert pid not in (left_over_servers() or [])
-        parent.kill()
-        parent.wait()
-        assert pid in (left_over_servers() or [])
-        value = plait_here(tmp_path, "doctor", "--json").value
-        assert str(pid) in checks(value, "children")[0][1]
-        assert str(pid) in advice(value, "children")[0]
-        os.close(theirs)
-        assert parent.stdout.read() == ""  # until the server has ended
-    assert pid not in (left_over_servers() or [])
-
-
-def test_processes_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
-    assert left_over_servers() is None
