@@ -103,12 +103,11 @@ _MODULES: Mapping[str, str] = {
     for module, commands in {
         "run_commands": "run resume fork try",
         "check_commands": "check doctor",
-        "store_commands": "runs budget gc",
+        "store_commands": "runs budget export gc",
         "show_commands": "show diff graph",
         "log_command": "log",
         "steer_commands": "answer continue pause tune retry cancel",
         "serve_commands": "serve ui mcp worker wake",
-        "export_command": "export",
         "host_command": "host",  # in no help: `plait run` starts it over ssh
     }.items()
     for command in commands.split()

@@ -1,19 +1,23 @@
-"""`plait run`, `plait resume`, `plait fork` and `plait try`: run a plan, and go on from what a store has of a run."""
+"""`plait run`, `plait resume`, `plait fork` and `plait try`: run a plan, and go on from what a store has of a run; and
+what --dry-run prints before: the first prompts, calls and cost, or task by task which answers are taken over.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Any, Final
+from typing import Any
 
 import anyio
+import anyio.to_thread
 
 from plait.errors import InvalidRequest, RunNotFound
 from plait.json_form import JsonValue
@@ -21,10 +25,19 @@ from plait.persistence.store_records import RunRecord
 from plait.runner.cli.command_line import COMPLETED, read_plan, subcommand
 from plait.runner.cli.command_options import FORK, RESUME, RUN, TRY
 from plait.runner.cli.follow_run import OutputOptions, follow_run
-from plait.runner.cli.preview_report import announce_reuse, keep_or_ask_again, print_estimate, print_resume
 from plait.runner.cli.run_report import Progress, exit_code, print_result, print_result_json, print_watch_notice
-from plait.runner.cli.terminal_output import as_line, command_line, print_json, print_line, print_next, print_note
+from plait.runner.cli.terminal_output import (
+    as_line,
+    command_line,
+    print_json,
+    print_line,
+    print_next,
+    print_note,
+    print_section,
+    print_table,
+)
 from plait.runner.client.create_run import new_run
+from plait.runner.client.reuse_preview import ReuseAction, ReusePreview, ReuseStep
 from plait.runner.client.run_backends import (
     BackendOptions,
     BackendSet,
@@ -40,21 +53,23 @@ from plait.runner.client.run_backends import (
     result_task,
     runs_of_plan,
 )
+from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
+from plait.runner.client.run_worker import start_process
 from plait.runner.client.runs import Runs, RunsOfPlan, find_run
 from plait.runner.domain.dag import group_of
-from plait.runner.engine.run_options import STORE_VARIABLE, AnyStore, ServerAddress, StorePlace, open_store
+from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan import PlanError
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy, Team
 from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
+from plait.runner.recovery.resume_plan import ResumeAction
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, ended_result, needs_no_work, read_settings
-from plait.runner.views.event_sentences import counted, named_tasks
-from plait.statuses import RunStatus
-
-_LOOK_S: Final = 0.05
-"""Seconds between two looks whether a process has the run."""
+from plait.runner.views.event_sentences import counted, named_tasks, tokens
+from plait.runner.views.view_models import Preview
+from plait.statuses import RunStatus, TaskStatus
+from plait.usage import NO_USAGE, cost, dollars
 
 
 @subcommand("run", RUN)
@@ -131,7 +146,7 @@ async def _estimate(plan: Plan, backend_set: BackendSet, output: OutputOptions, 
             with suppress(RunNotFound):
                 like = (await find_run(store, "last", RunsOfPlan(plan.name, backend_set.plan))).run_id
         estimate = await Runs(config).estimate(plan.dag, like=like, policy=plan.policy)
-    return print_estimate(estimate, output.as_json)
+    return _print_estimate(estimate, output.as_json)
 
 
 async def _run_plan(plan: Plan, backend_set: BackendSet, output: OutputOptions, options: Mapping[str, Any]) -> int:
@@ -164,11 +179,11 @@ async def _run_plan(plan: Plan, backend_set: BackendSet, output: OutputOptions, 
             )
             preview = await look(keep_answers=keep_answers is not False)
             if keep_answers is None:
-                keep_answers = not dry_run and not output.quiet and await keep_or_ask_again(preview)
+                keep_answers = not dry_run and not output.quiet and await _keep_or_ask_again(preview)
                 if not keep_answers and any(step.keeps_answer for step in preview.tasks):
                     preview = await look(keep_answers=False)
             effects = [] if options["again"] else backend_set.effects(preview, config.backends)
-            if (code := announce_reuse(preview, effects, output, dry_run=dry_run)) is not None:
+            if (code := _announce_reuse(preview, effects, output, dry_run=dry_run)) is not None:
                 return code
         run = new_run(
             config,
@@ -194,8 +209,12 @@ async def _queue(plan: Plan, backend_set: BackendSet, options: Mapping[str, Any]
     said = {name: options[name] for name in ("budget", "unpriced", "priority")}
     async with open_store(options["store_path"]) as store:
         run_id = await queue_run(plan, backend_set, store, concurrency, options["key"], **said)
-        if options["detach"] and (code := await _start_process(run_id, store, options)) != COMPLETED:
-            return code
+        if options["detach"]:
+            code, message = await start_process(run_id, store, options["store_path"], park=options["park"])
+            if code is not None:
+                print_note(message)
+                print_note(f"run {run_id} is queued; resume it, or let a worker run it")
+                return code
     if options["as_json"]:
         print_json({"run_id": run_id})
     else:
@@ -206,33 +225,6 @@ async def _queue(plan: Plan, backend_set: BackendSet, options: Mapping[str, Any]
             "--backends FILE, a plan file that has the backend as submitted"
         )
     return COMPLETED
-
-
-async def _start_process(run_id: str, store: AnyStore, options: Mapping[str, Any]) -> int:
-    """Start a process in a session of its own that executes the queued run, and return once a process has the run. One
-    that ends before says why, and its exit code is returned.
-    """
-    place = options["store_path"]
-    environment = {**os.environ, STORE_VARIABLE: place.dsn if isinstance(place, ServerAddress) else str(place)}
-    words = [sys.executable, "-m", "plait", "resume", run_id, "-q", *(["--park"] if options["park"] else [])]
-    with TemporaryFile() as said:
-        files = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_DUP2, said.fileno(), 2),
-        ]
-        pid = os.posix_spawn(sys.executable, words, environment, file_actions=files, setsid=True)  # noqa: ASYNC221 - asyncio would end it with the loop
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
-            record = await store.get_run(run_id)
-            if record is None or RunStatus(record.status) is not RunStatus.QUEUED:
-                return COMPLETED
-            if ended:
-                said.seek(0)
-                print_note(said.read().decode(errors="replace").strip())
-                print_note(f"run {run_id} is queued; resume it, or let a worker run it")
-                return os.waitstatus_to_exitcode(status)
-            await anyio.sleep(_LOOK_S)
 
 
 @subcommand("resume", RESUME)
@@ -268,7 +260,7 @@ async def _preview(
     preview = await runs.preview_read(run, retry_failed=retry_failed)
     is_repair = backends is not None and retry_failed and not preview.ended
     prompts = repaired_prompts(run, backends) if backends is not None and is_repair else {}
-    code = print_resume(preview, prompts, options.as_json)
+    code = _print_resume(preview, prompts, options.as_json)
     if backends is not None and not preview.ended:
         try:
             backends.needed(run, retry_failed=retry_failed)
@@ -366,7 +358,7 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
         async with trusted.fork(record, task, backend=options["backend"], only=only, **edits) as (runs, fork, used):
             preview = await runs.preview_fork(fork)
             effects = [] if options["again"] else used.effects(preview, runs.options.backends)
-            if (code := announce_reuse(preview, effects, output, dry_run=options["dry_run"])) is not None:
+            if (code := _announce_reuse(preview, effects, output, dry_run=options["dry_run"])) is not None:
                 return code
             return await follow_run(runs.start_fork(fork), RunState(fork.dag.copy()), output, store)
 
@@ -380,3 +372,216 @@ def _inputs(record: RunRecord, texts: Mapping[str, str]) -> dict[str, JsonValue]
         except ValueError as error:
             raise InvalidRequest(f"--set {name}: {error}") from None
     return values
+
+
+_PROMPTS = 3
+"""First prompts that are printed."""
+_PROMPT_CHARACTERS = 2_000
+_LISTED = 20
+"""Tasks that are not called are listed up to this number; a longer list would hide the other tasks."""
+
+
+def _announce_reuse(
+    preview: ReusePreview, effects: Sequence[str], options: OutputOptions, *, dry_run: bool
+) -> int | None:
+    """Tell what a run that takes over answers of an earlier one does, before it begins. Return the exit code if that is
+    all, with `dry_run`. Raises InvalidRequest if the tasks in `effects`, which have effects, would run again.
+    """
+    if dry_run:
+        return _print_reuse(preview, effects, options.as_json)
+    if effects:
+        raise InvalidRequest(
+            f"{named_tasks(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
+            f"--dry-run shows every task"
+        )
+    told = _tell_paid_again(preview) if options.quiet else _summarize_reuse(preview)
+    if told is not None:
+        print_note(told)
+    return None
+
+
+def _print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool) -> int:
+    """Print the action for each task, with the reason and the cost in the earlier run. The run would refuse to run the
+    tasks in `effects` again. Return the exit code.
+    """
+    marked = "has effects: run again only with --again"
+    steps = (replace(step, reason=marked) if step.task_id in effects else step for step in preview.tasks)
+    preview = replace(preview, tasks=tuple(steps))
+    if as_json:
+        print_json(preview)
+        return COMPLETED
+    lines: list[tuple[StrEnum, str, bool]] = []
+    for step in preview.tasks:
+        is_kept = step.action is ReuseAction.REUSE
+        last = f" ({cost(step.usage)} last time)" if cost(step.usage) and not is_kept else ""
+        lines.append((step.action, f"{as_line(step.task_id)}: {as_line(step.reason, 300)}{last}", is_kept))
+    _print_steps(lines, "tasks")
+    print_line(_summarize_reuse(preview))
+    return COMPLETED
+
+
+def _print_estimate(estimate: RunEstimate, as_json: bool) -> int:
+    """Print the first prompts of a run, its calls and what they will cost, with what was assumed. Return the exit
+    code.
+    """
+    if as_json:
+        print_json(estimate)
+        return COMPLETED
+    for task in [task for task in estimate.tasks if task.prompt][:_PROMPTS]:
+        prompt = task.prompt or ""
+        cut = f"\n... {len(prompt):,} characters" if len(prompt) > _PROMPT_CHARACTERS else ""
+        head = f"{as_line(task.task_id)}, the first of {task.calls:,} prompts" if task.calls > 1 else task.task_id
+        print_section(head, prompt[:_PROMPT_CHARACTERS] + cut)
+    rows = [("TASK", "CALLS", "BACKEND", "TOKENS", "COST", "BY")]
+    for task in estimate.tasks:
+        used_tokens, price, by = "unknown", "unknown", ""
+        if task.usage is not None:
+            used = task.usage.usage
+            used_tokens, price = tokens(used), cost(used)
+            by = counted(task.earlier_calls, "earlier call") if task.earlier_calls else "assumption"
+            by = by if used_tokens else ""
+            if task.is_judge and task.earlier_calls:
+                used_tokens, by = "", "in the task's"
+        calls = f"{task.calls:,}" if task.length_is_known else "unknown"
+        name = f"{as_line(task.task_id)}, judge" if task.is_judge else as_line(task.task_id)
+        rows.append((name, calls, as_line(task.backend), used_tokens, price, by))
+    print_line("")
+    print_table(rows, 0, [None] * len(rows), frozenset({1, 3, 4}))
+    for line in _summarize_estimate(estimate):
+        print_line(line)
+    return COMPLETED
+
+
+def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
+    is_floor = estimate.grows or any(task.usage is None or not task.length_is_known for task in estimate.tasks)
+    used = estimate.usage.usage
+    parts = (counted(estimate.calls, "call"), tokens(used, " tokens"), cost(used))
+    yield f"{'at least' if is_floor else 'about'} {', '.join(filter(None, parts))}"
+    if estimate.refused is not None:
+        yield f"would be refused: {estimate.refused}"
+    elif estimate.budget is not None:
+        most = "an unknown sum" if estimate.most_usd is None else f"at most {dollars(estimate.most_usd)}"
+        given = "" if estimate.most_usd is None else " and ".join(estimate.most_assumes)
+        yield f"{most} of the budget of {dollars(estimate.budget)}, without retries{f', if {given}' if given else ''}"
+    if estimate.like is not None and any(task.earlier_calls for task in estimate.tasks):
+        yield f"by earlier calls: the mean of those of run {estimate.like} of {(estimate.like_created_at or '')[:10]}"
+    if estimate.assumed is not None:
+        yield (
+            f"by assumption: {TOKEN_CHARACTERS} characters for a token, {ANSWER_TOKENS} tokens for an answer, no "
+            "retries, nothing from a provider's cache; a pilot (--limit 5) tells more"
+        )
+    if any(task.usage is None for task in estimate.tasks):
+        yield "unknown: what agents and backends without a price use, until a run of the plan shows it"
+    if not all(task.length_is_known for task in estimate.tasks):
+        yield "unknown: the length of a list that a task answers, or the rounds of a loop, counted as one"
+    if estimate.grows:
+        yield "not counted: tasks that are added during the run"
+
+
+def _summarize_reuse(preview: ReusePreview) -> str:
+    """Return how many tasks take answers over, how many run, and the cost of these tasks in the earlier run."""
+    parts = [f"{preview.reuse:,} reused", _counted(preview.steps(ReuseAction.RUN), "run")]
+    depends = preview.steps(ReuseAction.DEPENDS)
+    for steps, word in (
+        ([step for step in depends if not step.runs_if_same], "unless"),
+        ([step for step in depends if step.runs_if_same], "if"),
+    ):
+        if steps:
+            parts.append(_counted(steps, f"run {word} the tasks before give the same answers"))
+    return f"like {as_line(preview.like)} of {preview.created_at[:10]}: {', '.join(parts)}"
+
+
+def _tell_paid_again(preview: ReusePreview) -> str | None:
+    """Return how many tasks run again although they completed in the earlier run and the caller did not ask for them,
+    and why the first does; None without such tasks.
+    """
+    again = [step for step in preview.steps(ReuseAction.RUN) if step.was_completed and not step.is_fresh]
+    if not again:
+        return None
+    first, like = as_line(again[0].task_id), as_line(preview.like)
+    which = f"{first} completed in {like} and runs again"
+    if len(again) > 1:
+        which = f"{len(again):,} tasks completed in {like} and run again, first {first}"
+    return f"{which}: {as_line(again[0].reason, 300)}"
+
+
+def _counted(steps: Sequence[ReuseStep], verb: str) -> str:
+    last = cost(sum((step.usage for step in steps), NO_USAGE))
+    return f"{len(steps):,} {verb}{f' ({last} last time)' if last else ''}"
+
+
+async def _keep_or_ask_again(preview: ReusePreview) -> bool:
+    """Return whether the answers of persons in `preview`, of a run that keeps the answers, are to be kept. Ask at the
+    terminal; without one keep none.
+    """
+    names = [as_line(step.task_id) for step in preview.tasks if step.keeps_answer]
+    if not names or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    answers = f"{counted(len(names), 'answer')} of a person in {as_line(preview.like)}"
+    print_note(f"{answers} to questions that did not change: {named_tasks(names)}")
+    # In a thread that is abandoned, so that Ctrl-C ends the command while the thread reads.
+    return await anyio.to_thread.run_sync(_ask_to_keep, abandon_on_cancel=True)
+
+
+def _ask_to_keep() -> bool:
+    while True:
+        print_note("keep, or ask again? [keep/ask]")
+        line = sys.stdin.readline()
+        if (word := line.strip().lower()) in {"keep", "k"}:
+            return True
+        if not line or word in {"ask", "a", "ask again"}:
+            return False
+
+
+def _print_resume(preview: Preview, repaired: Collection[str], as_json: bool) -> int:
+    """Print the action of a resume for each task; those in `repaired` take new prompts. Return the exit code."""
+    by_plan = "with the prompt of the plan"
+    steps = {
+        name: replace(step, reason=f"{step.reason}; {by_plan}") if name in repaired else step
+        for name, step in preview.tasks.items()
+    }
+    preview = replace(preview, tasks=steps)
+    if as_json:
+        print_json(preview)
+        return COMPLETED
+    lines: list[tuple[StrEnum, str, bool]] = []
+    done = TaskStatus.COMPLETED.value
+    for step in preview.tasks.values():
+        is_kept = step.action is ResumeAction.KEEP and step.reason == done
+        lines.append((step.action, f"{as_line(step.task_id)}: {as_line(step.reason, 300)}", is_kept))
+    _print_steps(lines, f"tasks: {done}")
+    print_line(_summarize_resume(preview))
+    return COMPLETED
+
+
+def _print_steps(lines: Sequence[tuple[StrEnum, str, bool]], those: str) -> None:
+    """Print a line behind the action of each task; the tasks that are kept are one line if they are many."""
+    kept = [action for action, _, is_kept in lines if is_kept]
+    folded = len(kept) > _LISTED
+    widest = max((len(one) for action, _, _ in lines[:1] for one in type(action)), default=0)
+    if folded:
+        print_line(f"{kept[0].value:<{widest}}  {len(kept):,} {those} (--json names them)")
+    for action, line, is_kept in lines:
+        if not (folded and is_kept):
+            print_line(f"{action.value:<{widest}}  {line}")
+
+
+def _summarize_resume(preview: Preview) -> str:
+    run = f"run {preview.run_id}"
+    if preview.ended:
+        hint = "; --retry-failed runs what failed again" if preview.status is RunStatus.FAILED else ""
+        left = _summarize_damage(preview) or "nothing is left to do"
+        return f"{run} is {preview.status.value}; {left}{hint}"
+    counts = Counter(step.action for step in preview.tasks.values())
+    parts = [f"{counts[action]:,} {action.value}" for action in ResumeAction if counts[action]]
+    again = preview.possibly_billed_twice
+    bill = f"{counted(again, 'task')} possibly billed twice" if again else "nothing billed twice"
+    if again:
+        bill += f", about {preview.repeated_input_tokens:,} input tokens and the output before the interruption"
+    return "; ".join(filter(None, (f"{run}: {', '.join(parts)}", bill, _summarize_damage(preview))))
+
+
+def _summarize_damage(preview: Preview) -> str:
+    """Return the damage to results of tasks that would not run again; empty without damage."""
+    damaged = [as_line(name) for name in preview.damaged]
+    return f"{counted(len(damaged), 'damaged result')}, counted as failed: {named_tasks(damaged)}" if damaged else ""

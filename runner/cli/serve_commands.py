@@ -43,7 +43,7 @@ from plait.runner.client.run_backends import (
 from plait.runner.client.run_worker import Worker
 from plait.runner.client.runs import Runs
 from plait.runner.client.unsent_notices import UnsentNotices
-from plait.runner.engine.run_options import LEASE_SECONDS, AnyStore, StorePlace, open_store
+from plait.runner.engine.run_options import LEASE_SECONDS, StorePlace, open_store
 from plait.runner.serving.http_guard import (
     listen,
     page_address,
@@ -51,6 +51,7 @@ from plait.runner.serving.http_guard import (
     server_access,
     url_of,
 )
+from plait.runner.state.attempt_files import files_root
 from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED
 from plait.runner.views.event_sentences import counted, seconds
 from plait.statuses import RunStatus
@@ -58,10 +59,8 @@ from plait.statuses import RunStatus
 if TYPE_CHECKING:
     import socket
 
-    from plait.runner.serving.http_server import ApiServer
-
-    _Announce = Callable[[Mapping[str, str]], Coroutine[Any, Any, None]]
-
+    from plait.runner.serving.http_guard import SignIn
+    from plait.runner.serving.http_routes import ServedRuns
 
 SERVER = ("server", "fastapi", "uvicorn")
 """The extra of a server, and its packages."""
@@ -75,18 +74,21 @@ async def serve_command(file: Path | None, **options: Any) -> int:
     Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
     backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
-    return await _serve(backend_set, options)
+    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415 - the extra `server` may be missing
 
+    host, queues = options["host"], options["queues"]
 
-async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
-    """Serve until a signal. Return the exit code."""
-    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
-    from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
+    async def announce(url: str, _sign_in: SignIn, token_path: Path) -> None:
+        if options["as_json"]:
+            # One line, for the program that waits.
+            print_line(json.dumps({"url": url, "token_file": str(token_path)}))
+        doing = "queueing runs for workers" if queues else "serving runs"
+        print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
+        print_note(f"  {'token':<9} {token_path}")
 
-    with listen(options["host"], options["port"]) as listening:
-        opened = () if options["queues"] else backend_set.specs
+    with listen(host, options["port"]) as listening:
         async with (
-            backend_set.open(opened) as made,
+            backend_set.open(() if queues else backend_set.specs) as made,
             open_store(options["store_path"]) as store,
             _make_runs(backend_set, made, store, options) as runs,
         ):
@@ -95,20 +97,10 @@ async def _serve(backend_set: BackendSet, options: Mapping[str, Any]) -> int:
                     backend.only_allowed = True
             settings = {**backend_set.settings(), POSTED: True}
             specs = backend_set.specs
-            served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not options["queues"])
-            url = url_of(options["host"], listening.getsockname()[1])
-            with server_access(options["store_path"], url, store.files_root) as (sign_in, token_path):
-                if options["as_json"]:
-                    # One line, for the program that waits.
-                    print_line(json.dumps({"url": url, "token_file": str(token_path)}))
-                doing = "queueing runs for workers" if options["queues"] else "serving runs"
-                print_note(f"{doing} on {url}; `plait ui` opens the web page; Ctrl-C stops")
-                print_note(f"  {'token':<9} {token_path}")
-                server = ApiServer(served, listening, sign_in, options["host"])
-                take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
-                wakes = None if options["queues"] else partial(runs.keep_waking, print_woken, fits=runs.is_posted)
-                await serve_until_signal(server, runs, take_up, wakes)
-            return CANCELLED if runs.driven else COMPLETED
+            served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not queues)
+            take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
+            wakes = None if queues else partial(runs.keep_waking, print_woken, fits=runs.is_posted)
+            return await _serve(served, listening, host, options["store_path"], announce, take_up, wakes)
 
 
 def _make_runs(backend_set: BackendSet, made: Mapping[str, Backend], store: Store, options: Mapping[str, Any]) -> Runs:
@@ -124,22 +116,35 @@ def _make_runs(backend_set: BackendSet, made: Mapping[str, Backend], store: Stor
     )
 
 
-async def serve_until_signal(
-    server: ApiServer, runs: Runs, *at_start: Callable[[], Coroutine[Any, Any, None]] | None
-) -> None:
-    """Serve until the first signal. `at_start` are called once signals are handled."""
+async def _serve(
+    served: ServedRuns,
+    listening: socket.socket,
+    host: str,
+    place: StorePlace,
+    announce: Callable[[str, SignIn, Path], Coroutine[Any, Any, None]],
+    *at_start: Callable[[], Coroutine[Any, Any, None]] | None,
+) -> int:
+    """Serve until the first signal. Once signals are handled, `announce` is called with the address, the sign-in and
+    the file of the token, then `at_start`. Return the exit code.
+    """
+    from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
 
-    def note(text: str) -> None:
-        print_note(text if runs.driven else "stopping")
-
-    async with anyio.create_task_group() as beside:
-        await beside.start(stop_on_signal, server.stop, note)
-        for start in filter(None, at_start):
-            beside.start_soon(start)
-        if runs.options.store is not None:
-            beside.start_soon(UnsentNotices(runs.options.store).send_for_ever)
-        await server.serve()
-        beside.cancel_scope.cancel()
+    runs, url = served.runs, url_of(host, listening.getsockname()[1])
+    store = runs.options.store
+    assert store is not None
+    with server_access(place, url, files_root(store)) as (sign_in, token_path):
+        server = ApiServer(served, listening, sign_in, host)
+        async with anyio.create_task_group() as beside:
+            await beside.start(
+                stop_on_signal, server.stop, lambda text: print_note(text if runs.driven else "stopping")
+            )
+            beside.start_soon(announce, url, sign_in, token_path)
+            for start in filter(None, at_start):
+                beside.start_soon(start)
+            beside.start_soon(UnsentNotices(store).send_for_ever)
+            await server.serve()
+            beside.cancel_scope.cancel()
+    return CANCELLED if runs.driven else COMPLETED
 
 
 def _print_taken_up(run_id: str, error: PlaitError | None) -> None:
@@ -186,7 +191,14 @@ async def ui_command(host: str, port: int | None, no_browser: bool, store_path: 
         )
     if host == "localhost":
         host = "127.0.0.1"  # a browser may look for localhost at ::1, where another user's server may listen
+    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415 - the extra `server` may be missing
+
     announce = partial(_announce, options["as_json"], not no_browser)
+
+    async def announce_page(url: str, sign_in: SignIn, token_path: Path) -> None:
+        print_note("the page, until Ctrl-C:")
+        await announce({"url": url, "page": page_address(url, sign_in), "token_file": str(token_path)})
+
     async with open_store(store_path) as store:
         with ExitStack() as stack:
             wanted = DEFAULT_PORT if port is None else port
@@ -206,32 +218,16 @@ async def ui_command(host: str, port: int | None, no_browser: bool, store_path: 
                 if port is not None:
                     raise
                 listening = stack.enter_context(listen(host, 0))
-            return await _serve_page(listening, store, host, store_path, announce)
-
-
-async def _serve_page(
-    listening: socket.socket, store: AnyStore, host: str, place: StorePlace, announce: _Announce
-) -> int:
-    """Serve the page until a signal. Return the exit code."""
-    from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415
-    from plait.runner.serving.http_server import ApiServer  # noqa: PLC0415 - the extra `server` may be missing
-
-    async with TrustedBackends(store).runs() as runs:
-        served = ServedRuns(runs, (), {}, creates=False)
-        url = url_of(host, listening.getsockname()[1])
-        with server_access(place, url, store.files_root) as (sign_in, token_path):
-            address = page_address(url, sign_in)
-            server = ApiServer(served, listening, sign_in, host)
             if host not in _LOOPBACK:
                 print_note(
                     f"connections to {host} are not encrypted: others in the network can read them, sign-in "
                     "included; a tunnel by ssh is safer"
                 )
-            print_note("the page, until Ctrl-C:")
-            facts = {"url": url, "page": address, "token_file": str(token_path)}
-            wakes = partial(runs.keep_waking, print_woken)
-            await serve_until_signal(server, runs, partial(announce, facts), wakes)
-        return CANCELLED if runs.driven else COMPLETED
+            async with TrustedBackends(store).runs() as runs:
+                served = ServedRuns(runs, (), {}, creates=False)
+                return await _serve(
+                    served, listening, host, store_path, announce_page, partial(runs.keep_waking, print_woken)
+                )
 
 
 async def _announce(as_json: bool, opens_browser: bool, facts: Mapping[str, str]) -> None:

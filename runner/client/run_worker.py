@@ -1,4 +1,5 @@
-"""A worker of a fleet: takes the runs of a store that no process executes, and executes them.
+"""A worker of a fleet: takes the runs of a store that no process executes, and executes them; and a process of its own
+for one queued run.
 
 A run of which everything waits for a time is parked, and taken again then. The store is the only thing that workers
 share. A worker reads `Store.list_claimable` every POLL_S seconds and resumes
@@ -7,8 +8,11 @@ what it finds, as `plait resume` does. The claim decides a race: the loser reads
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Callable
+from tempfile import TemporaryFile
 
 import anyio
 
@@ -18,6 +22,7 @@ from plait.errors import PlaitError, RunOwned, StoreError
 from plait.persistence.store_protocol import Store
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.engine.live_run import Run
+from plait.runner.engine.run_options import STORE_VARIABLE, ServerAddress, StorePlace
 from plait.runner.views.event_sentences import store_failures
 from plait.safe_text import one_line
 from plait.statuses import RunStatus
@@ -31,6 +36,8 @@ NOT_DUE_S = 5.0
 _CHOICE = 10
 """Number of the oldest runs of which a worker takes one at random, so that few workers want the same run."""
 _PAGE = 50
+_LOOK_S = 0.05
+"""Seconds between two looks whether a process has a run."""
 
 
 class Worker:
@@ -146,3 +153,27 @@ class Worker:
             self._later[run.run_id] = self._clock.monotonic() + AGAIN_S
         elif not begins or result.status is RunStatus.PARKED:
             self._later[run.run_id] = self._clock.monotonic() + NOT_DUE_S
+
+
+async def start_process(run_id: str, store: Store, place: StorePlace, *, park: bool) -> tuple[int | None, str]:
+    """Start a process in a session of its own that executes the queued run, and return once a process has the run, with
+    None and an empty text. If the process ends before, its exit code is returned, and what it said.
+    """
+    environment = {**os.environ, STORE_VARIABLE: place.dsn if isinstance(place, ServerAddress) else str(place)}
+    words = [sys.executable, "-m", "plait", "resume", run_id, "-q", *(["--park"] if park else [])]
+    with TemporaryFile() as said:
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+            (os.POSIX_SPAWN_DUP2, said.fileno(), 2),
+        ]
+        pid = os.posix_spawn(sys.executable, words, environment, file_actions=files, setsid=True)  # noqa: ASYNC221 - asyncio would end it with the loop
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+            record = await store.get_run(run_id)
+            if record is None or RunStatus(record.status) is not RunStatus.QUEUED:
+                return None, ""
+            if ended:
+                said.seek(0)
+                return os.waitstatus_to_exitcode(status), said.read().decode(errors="replace").strip()
+            await anyio.sleep(_LOOK_S)
