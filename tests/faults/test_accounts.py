@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.sizes import size
+
 pytestmark = pytest.mark.slow
 
 
@@ -15,7 +17,11 @@ def played(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("words", [(), ("--postgres",), ("--unequal",)], ids=["one host", "a server", "unequal"])
+ONE_HOST, A_SERVER, UNEQUAL = ("--tasks", "100"), ("--tasks", "100", "--postgres"), ("--tasks", "60", "--unequal")
+"""The bookings of a server are those of a file, tests/runner/engine/test_stored_ledger.py."""
+
+
+@pytest.mark.parametrize("words", size((ONE_HOST, UNEQUAL), (ONE_HOST, A_SERVER, UNEQUAL)), ids=" ".join)
 def test_processes_share_an_allowance(words: tuple[str, ...]) -> None:
-    done = played("--tasks", "100", *words)
+    done = played(*words)
     assert done.returncode == 0, done.stdout + done.stderr

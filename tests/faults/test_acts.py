@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.campaigns import acts
+from tests.support.sizes import size
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 40), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, size(15, 40)), marks=pytest.mark.slow)])
 def test_random_plans_end_as_the_oracle_foretells(seeds: range) -> None:
     assert [problem for seed in seeds for problem in acts.tell(seed)] == []
 

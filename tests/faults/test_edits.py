@@ -15,12 +15,13 @@ from tests.runner.engine.test_cache import test_the_newest_answer_is_taken as ne
 from tests.runner.engine.test_reuse import (
     test_a_deleted_parent_is_missed_by_no_run_that_took_its_answers_over as deleted_parent_is_not_missed,
 )
+from tests.support.sizes import size
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 100, 25))
+@pytest.mark.parametrize("first", range(0, size(40, 100), 20))
 async def test_the_calls_are_those_of_the_oracle_and_of_the_preview(first: int) -> None:
-    found = [one for seed in range(first, first + 25) for one in await violations(seed)]
+    found = [one for seed in range(first, first + 20) for one in await violations(seed)]
     assert found == []
 
 

@@ -24,10 +24,11 @@ from typing import Any
 import pytest
 
 from tests.support.processes.warm import Warm
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 15
+SEEDS = size(6, 15)
 COLD = 5  # every so many seeds
 TASKS = 24
 LIMIT = 60.0  # seconds that one command may take

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.sizes import size
+
 pytestmark = pytest.mark.slow
 
 
@@ -17,5 +19,5 @@ def played(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_no_run_spends_beyond_its_budget_and_nothing_stays_reserved() -> None:
-    done = played("--count", "8")
+    done = played("--count", size("3", "8"))
     assert done.returncode == 0, done.stdout + done.stderr

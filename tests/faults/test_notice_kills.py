@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.sizes import size
+
 pytestmark = pytest.mark.slow
 
 
@@ -17,5 +19,5 @@ def played(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_event_is_told_at_least_once_with_its_id_and_nothing_else() -> None:
-    done = played("--count", "6")
+    done = played("--count", size("3", "6"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,6 +18,7 @@ from plait.events import Event, RunClaimed, SessionOpened, TaskInterrupted, Task
 from plait.persistence import Batch, MemoryStore, SQLiteStore
 from tests.contracts.store import StoreContract
 from tests.contracts.store.samples import CREATED, NEXT, OPENING, RUN, at, message, owner, run_becomes, whole
+from tests.support.sizes import size
 from tests.support.stores.model_store import ModelStore
 
 
@@ -126,7 +127,7 @@ async def outcomes(store: ModelStore | SQLiteStore, batches: list[tuple[list[Eve
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=size(20, 60))
 @given(BATCHES)
 def test_the_store_does_as_the_model(batches: list[tuple[list[Event], int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

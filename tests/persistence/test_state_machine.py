@@ -39,6 +39,7 @@ from plait.events import (
 )
 from plait.persistence import Batch, SQLiteStore
 from tests.contracts.store.samples import LEGAL, OPENING, TASKS, at, message, owner, run_becomes, status_changes, whole
+from tests.support.sizes import size
 from tests.support.stores.model_store import ModelStore
 
 pytestmark = pytest.mark.slow
@@ -289,7 +290,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(
-    max_examples=35,
+    max_examples=size(12, 35),
     stateful_step_count=25,
     derandomize=True,
     deadline=None,

@@ -15,6 +15,7 @@ from plait import failpoints
 from plait.errors import Conflict, Gap, StoreError
 from plait.persistence import Batch, PostgresStore
 from tests.persistence.test_state_machine import ENDED, NAMES, RUNS, STEPS, StoreMachine
+from tests.support.sizes import size
 from tests.support.stores.model_store import ModelStore
 from tests.support.stores.postgres import empty, worker_dsn
 
@@ -105,7 +106,7 @@ class PostgresMachine(StoreMachine):
 
 TestPostgresMachine = PostgresMachine.TestCase
 TestPostgresMachine.settings = settings(
-    max_examples=12,
+    max_examples=size(6, 12),
     stateful_step_count=20,
     derandomize=True,
     deadline=None,

@@ -32,13 +32,14 @@ from tests.contracts.store.samples import (
     reworded,
     whole,
 )
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
 RUNS = ("run-1", "run-2")
 TASKS = tuple(f"t{number}" for number in range(20))
 LARGE = "a large answer " * 5000
-FLIPS = 300
+FLIPS = size(100, 300)
 
 Texts = dict[tuple[str, ...], Any]
 
@@ -134,9 +135,9 @@ async def test_a_log_that_was_cut_is_a_prefix_of_what_happened(tmp_path: Path) -
         for end in ("", "-wal"):  # by another process: closing the file in this one would drop SQLite's locks on it
             subprocess.run(["cp", f"{path}{end}", f"{crashed}{end}"], check=True)
     log = Path(f"{crashed}-wal").read_bytes()
-    rng, seen = random.Random(4), []
+    rng, seen, cuts = random.Random(4), list[int](), size(20, 80)
     frames = [32 + n * (8_192 + 24) for n in range((len(log) - 32) // (8_192 + 24) + 1)]
-    for cut in sorted({*frames, *(frame - 1 for frame in frames), *(rng.randrange(len(log)) for _ in range(80))}):
+    for cut in sorted({*frames, *(frame - 1 for frame in frames), *(rng.randrange(len(log)) for _ in range(cuts))}):
         copy = tmp_path / f"{cut}.db"
         shutil.copy(crashed, copy)
         Path(f"{copy}-wal").write_bytes(log[:cut])

@@ -16,6 +16,7 @@ from plait.persistence import MemoryStore, Store
 from plait.workflows import Decision
 from tests.support.fakes import QuickClock, Talker
 from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
+from tests.support.sizes import size
 
 PLANNER = Task("plan", prompt="plan", adds_tasks=True)
 DAG_OF = DAG(
@@ -270,7 +271,7 @@ SPECS = st.lists(st.dictionaries(st.sampled_from(FIELDS), SOUND | JSON, max_size
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=size(50, 150))
 @given(SPECS, SPECS)
 async def test_no_plan_whatever_breaks_the_run(first: list, second: list) -> None:
     store = MemoryStore()

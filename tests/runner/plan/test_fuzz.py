@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.runner.plan import PlanError, PlanProblem, parse_plan
 from plait.runner.plan.plan_models import PlanPart, TaskPart
+from tests.support.sizes import size
 
 GOOD = """\
 name: good
@@ -77,6 +78,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.slow
+@settings(max_examples=size(25, 100))
 @given(
     st.fixed_dictionaries(
         {"tasks": st.lists(st.dictionaries(KEYS, VALUES))}, optional={"inputs": VALUES, "backends": VALUES}

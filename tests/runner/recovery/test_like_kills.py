@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait.failpoints import FAILPOINTS
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +140,7 @@ def trial(number, kills):
     shutil.rmtree(folder)
     return found
 
-def main():
+def main(step):
     with open("notes.txt", "w") as file:
         file.write("notes")
     forked("first")
@@ -149,13 +150,19 @@ def main():
     os.chdir(HERE)
     boundaries = len(names)
     found = [whole]
-    for number in range(1, boundaries + 1):
+    for number in range(1, boundaries + 1, step):
         found.append(trial(f"k{number}", [number, 1 + number * 7 % 17] if number % 3 == 0 else [number]))
     # The same number is another boundary where changes share other transactions, so each is met by its name, too.
     found += [trial(name, [name]) for name in dict.fromkeys(names)]
+    # Some are met only by a process that takes the run over.
+    os.mkdir("over"); copy("over"); os.chdir("over")
+    forked("second", boundaries // 2)
+    over = [name for name in dict.fromkeys(forked("second")[0]) if name not in names]
+    os.chdir(HERE)
+    found += [trial(f"over {name}", [boundaries // 2, name]) for name in over]
     print(json.dumps({"boundaries": boundaries, "trials": found}))
 
-main()
+main(int(sys.argv[1]))
 """
 _NOT_REACHED = {
     "file.before_link",  # the store is there
@@ -168,7 +175,12 @@ _NOT_REACHED = {
 def test_a_run_killed_at_every_boundary_calls_no_reused_task(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT)
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, check=False, capture_output=True, timeout=600, text=True
+        [sys.executable, "script.py", str(size(8, 1))],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        timeout=600,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

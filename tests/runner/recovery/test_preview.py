@@ -20,10 +20,11 @@ from plait.runner.engine.attempt import INTERRUPTED
 from plait.runner.state.attempt_files import attempt_files
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
-CASES = 250
+CASES = size(60, 250)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`plait mcp` in a process of its own, used by the client of the official SDK."""
+"""`plait mcp`, used by the client of the official SDK: in a process of its own where that is the point."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, chdir
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from mcp.client.stdio import stdio_client
 
 from plait import DAG, ParallelRunner, PersonBackend, Task
 from plait.clock_and_ids import Clock
-from plait.persistence import MemoryStore
+from plait.persistence import MemoryStore, SQLiteStore
 from plait.runner.client.offered_plans import LocalPlans
-from plait.runner.client.run_backends import BackendOptions
+from plait.runner.client.run_backends import BackendOptions, TrustedBackends
 from plait.runner.engine.inbox import AnswerNote, answer_note
-from plait.runner.serving.mcp_server import RunTools
+from plait.runner.serving.mcp_server import RunTools, make_server
 from tests.support.agents.logs import wait_for
 from tests.support.processes.command import PLAIT, environment, plait
 
@@ -111,6 +111,16 @@ async def agent(folder: Path, *plans: str, **extra: str) -> AsyncGenerator[Agent
         yield Agent(client)
 
 
+@asynccontextmanager
+async def agent_here(folder: Path, *plans: str) -> AsyncGenerator[Agent]:
+    """The same, with the server in this process."""
+    with chdir(folder):
+        async with SQLiteStore(folder / ".plait" / "plait.db") as store, TrustedBackends(store).runs() as runs:
+            offered = LocalPlans(tuple(folder / name for name in plans), BackendOptions(), store, runs)
+            async with Client(make_server(RunTools(runs, offered, Clock()))) as client:
+                yield Agent(client)
+
+
 async def test_a_run_from_its_start_to_its_results(folder: Path) -> None:
     async with agent(folder) as user:
         plans = (await user.call("list_plans"))["plans"]
@@ -126,7 +136,7 @@ async def test_a_run_from_its_start_to_its_results(folder: Path) -> None:
 
 
 async def test_a_question_is_answered_and_the_run_continues(folder: Path) -> None:
-    async with agent(folder) as user:
+    async with agent_here(folder, "asking.yaml") as user:
         run_id = (await user.call("start_run", plan="asking"))["run_id"]
         state = await user.ended(run_id)
         assert (state["status"], state["questions"]) == ("waiting_input", ["first"])
@@ -197,7 +207,7 @@ async def test_a_signal_stops_the_runs_and_stores_them(folder: Path) -> None:
 
 async def test_a_long_result_comes_in_pieces(folder: Path) -> None:
     (folder / "go").touch()
-    async with agent(folder, "held.yaml") as user:
+    async with agent_here(folder, "held.yaml") as user:
         run_id = (await user.call("start_run", plan="held"))["run_id"]
         await user.ended(run_id)
         text, offset = "", 0
@@ -209,7 +219,7 @@ async def test_a_long_result_comes_in_pieces(folder: Path) -> None:
 
 
 async def test_a_paused_run(folder: Path) -> None:
-    async with agent(folder) as user:
+    async with agent_here(folder, "held.yaml") as user:
         run_id = (await user.call("start_run", plan="held"))["run_id"]
         assert "has no backend 'nobody'" in await user.refused("pause_run", run_id=run_id, backend="nobody")
         assert (await user.call("pause_run", run_id=run_id))["status"] == "running"
@@ -219,7 +229,7 @@ async def test_a_paused_run(folder: Path) -> None:
 
 
 async def test_a_cancelled_run(folder: Path) -> None:
-    async with agent(folder) as user:
+    async with agent_here(folder, "held.yaml") as user:
         run_id = (await user.call("start_run", plan="held"))["run_id"]
         assert (await user.call("wait_for_run", run_id=run_id, seconds=0))["status"] == "running"
         assert (await user.call("cancel_run", run_id=run_id))["status"] in {"cancelling", "cancelled"}
@@ -232,7 +242,7 @@ async def test_a_cancelled_run(folder: Path) -> None:
 async def test_mistakes_are_told_to_the_agent(folder: Path) -> None:
     assert plait(folder, "run", "asking.yaml", "-q").code == 4
     (other,) = plait(folder, "runs", "--json").value
-    async with agent(folder, "plan.yaml") as user:
+    async with agent_here(folder, "plan.yaml") as user:
         assert "there is no plan 'plam'; did you mean 'plan'?" in await user.refused("start_run", plan="plam")
         assert "no input 'topik'" in await user.refused("start_run", plan="plan", inputs={"topik": 1})
         assert "the store has no run 'r'" in await user.refused("run_status", run_id="r")
@@ -273,7 +283,7 @@ def test_files_that_cannot_be_offered(folder: Path, words: list[str], said: str)
 
 async def test_an_input_without_a_default_is_asked_for(folder: Path) -> None:
     (folder / "asks.yaml").write_text(PLAN.replace("topic: tea", "topic: {required: true}"))
-    async with agent(folder, "asks.yaml") as user:
+    async with agent_here(folder, "asks.yaml") as user:
         said = await user.refused("start_run", plan="asks")
         assert "the input 'topic' of plan 'asks' has no default; give it a value in `inputs`" in said
         assert (await user.call("start_run", plan="asks", inputs={"topic": "x"}))["total"] >= 1
@@ -289,7 +299,7 @@ async def test_an_agent_that_is_a_task_of_a_run_starts_no_runs(folder: Path) -> 
 async def test_the_result_of_a_goal_is_its_answer(folder: Path) -> None:
     (folder / "work.py").write_text(WISE)
     (folder / "goal.yaml").write_text(f"{PLAN.splitlines()[1]}\norchestrate: {{goal: Find it.}}\n")
-    async with agent(folder, "goal.yaml") as user:
+    async with agent_here(folder, "goal.yaml") as user:
         run_id = (await user.call("start_run", plan="goal"))["run_id"]
         assert (await user.ended(run_id))["status"] == "completed"
         (result,) = (await user.call("get_result", run_id=run_id))["results"]
@@ -298,7 +308,7 @@ async def test_the_result_of_a_goal_is_its_answer(folder: Path) -> None:
 
 async def test_a_task_that_is_continued_is_no_final_task(folder: Path) -> None:
     (folder / "plan.yaml").write_text(PLAN + '  - {id: then, prompt: "and then?", continues: whole}\n')
-    async with agent(folder, "plan.yaml") as user:
+    async with agent_here(folder, "plan.yaml") as user:
         run_id = (await user.call("start_run", plan="plan"))["run_id"]
         await user.ended(run_id)
         results = (await user.call("get_result", run_id=run_id))["results"]
@@ -313,7 +323,7 @@ async def test_a_for_each_over_a_result_is_one_final_task(folder: Path, items: l
     tasks = ['{id: names, prompt: "list"}', '{id: each, prompt: "{{ item }}", for_each: names}']
     plan = [*PLAN.splitlines()[1:2], "tasks:", *(f"  - {task}" for task in tasks)]
     (folder / "plan.yaml").write_text("\n".join(plan))
-    async with agent(folder, "plan.yaml") as user:
+    async with agent_here(folder, "plan.yaml") as user:
         run_id = (await user.call("start_run", plan="plan"))["run_id"]
         await user.ended(run_id)
         results = (await user.call("get_result", run_id=run_id))["results"]

@@ -13,6 +13,7 @@ from schemathesis.generation import GenerationMode
 
 from tests.runner.serving.test_lifecycle import PLAN, created, events
 from tests.support.processes.served import Served, served
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ def test_every_answer_is_as_published(
     excluded = [CHECKS.get_one("positive_data_acceptance")] if path in {"/api/runs", RESUME} else []
 
     @given(schema[path][method].as_strategy(generation_mode=mode))
-    @settings(max_examples=25, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=size(8, 25), derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case) -> None:
         # An object in a query is sent as its fields, an empty list not at all: the request is valid then.
         assume(not any(isinstance(value, dict) or value == [] for value in (case.query or {}).values()))
