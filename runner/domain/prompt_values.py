@@ -20,6 +20,7 @@ from plait.runner.prompts.prompt_template import (
     evaluated,
     is_true,
     joined,
+    named_texts,
     names_used,
     render,
 )
@@ -38,8 +39,7 @@ def named(task: Task) -> set[str]:
     """Return the task names used in the texts or the condition, or listed in the aliases, of `task`. The
     set may contain other names too.
     """
-    used = [names_of(task), *(() if task.when is None else (condition_names(task.when)[0],))]
-    used += [] if task.check is None else [names for _, names, _ in check_texts(task.check)]
+    used = [names_of(task), *(names for _, _, names, _ in named_texts(task, task.check, task.call))]
     aliased = chain.from_iterable((names,) if isinstance(names, str) else names for names in task.aliases.values())
     return {*(frozenset().union(*(names.names | names.results for names in used)) - task.aliases.keys()), *aliased}
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import fields, replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias, TypeGuard, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 from plait.backends.output_schema import schema_problem
 from plait.errors import Problem, PromptError, nearest
 from plait.json_form import JsonInput, value
 from plait.runner.domain.votes import is_decided
 from plait.runner.prompts.prompt_names import RESERVED_NAMES, PromptNames
-from plait.runner.prompts.prompt_template import ANSWER, check_texts, condition_names, parse_names, paths_used
+from plait.runner.prompts.prompt_template import ANSWER, TextField, named_texts, parse_names, paths_used
 from plait.task import MAX_FILES, MAX_REPEAT, PREVIOUS, SUCCESS, Check, Retry, Task, TaskFile
 
 MOST_HINTS = 20
@@ -111,7 +111,7 @@ class _Text:
     task: Task
     position: int
     """The position of the task among the new tasks."""
-    field: Literal["prompt", "when", "run", "cwd", "env", "check", "with", "backend"]
+    field: TextField
 
     @property
     def noun(self) -> str:
@@ -338,22 +338,11 @@ class Checks:
 
     def _in_prompts(self) -> Iterator[Problem | _Unless]:
         for position, task in enumerate(self._tasks):
-            if _is_text(task.prompt) and "{" in task.prompt:
-                names, mistakes = parse_names(task.prompt)
-                if task.item is None or names.names != _ITEM or names.results or names.inputs or mistakes:
-                    yield from self._text_problems(_Text(task, position, "prompt"), task.prompt, names, mistakes)
-            for word in filter(_is_text, task.run):
-                yield from self._text_problems(_Text(task, position, "run"), word, *parse_names(word))
-            if task.cwd is not None and _is_text(task.cwd):
-                yield from self._text_problems(_Text(task, position, "cwd"), task.cwd, *parse_names(task.cwd))
-            for text in filter(_is_text, task.env.values()):
-                yield from self._text_problems(_Text(task, position, "env"), text, *parse_names(text))
-            for text, names, mistakes in () if task.check is None else check_texts(task.check):
-                yield from self._text_problems(_Text(task, position, "check"), text, names, mistakes)
-            for text in filter(_is_text, () if task.call is None else task.call.texts):
-                yield from self._text_problems(_Text(task, position, "with"), text, *parse_names(text))
-            if task.when is not None and _is_text(task.when):
-                yield from self._text_problems(_Text(task, position, "when"), task.when, *condition_names(task.when))
+            for field, text, names, mistakes in named_texts(task, task.check, task.call):
+                is_items = field == "prompt" and task.item is not None and names.names == _ITEM
+                if is_items and not (names.results or names.inputs or mistakes):
+                    continue  # as most prompts of parts
+                yield from self._text_problems(_Text(task, position, field), text, names, mistakes)
             for name in task.arguments:
                 yield from self._name_problem(_Text(task, position, "backend"), name)
 
@@ -370,26 +359,20 @@ class Checks:
         inputs = text.task.inputs or self._inputs
         for name in sorted(names.inputs - inputs.keys()):
             yield text.problem(f"unknown input {name!r}{self._hint(name, inputs)}")
-        if any(self._task_of(text, name) for name in (ANSWER, *names.names, *names.results)):
-            for path, message in missing_fields(words, lambda name: self._task_of(text, name)):
+        task_of = answers_for(text.task, inputs, self._task, text.task if text.field == "check" else None)
+        if any(map(task_of, (ANSWER, *names.names, *names.results))):
+            for path, message in missing_fields(words, task_of):
                 yield text.problem(f"{uses(path, text.noun)}, {message}", name=path)
 
-    def _task_of(self, text: _Text, name: str) -> Task | None:
-        """Return the task whose answer `name` stands for in the text; None if it stands for anything else."""
-        task = text.task
-        if name == ANSWER and text.field == "check":
-            return task
-        target = task.aliases.get(name, None if name in (task.inputs or self._inputs) else name)
-        position = self._positions.get(target) if isinstance(target, str) else None
+    def _task(self, name: str) -> Task | None:
+        position = self._positions.get(name)
         return None if position is None else self._all_tasks[position]
 
     def _in_aliases(self) -> Iterator[Problem | _Unless]:
         for position, task in enumerate(self._tasks):
             if task.aliases:
-                texts = [parse_names(text)[0] for text in task.texts if _is_text(text)]
+                texts = [names for _, _, names, _ in named_texts(task, task.check, task.call)]
                 texts.append(PromptNames(frozenset(task.arguments)))
-                texts += [condition_names(task.when)[0]] if task.when is not None and _is_text(task.when) else []
-                texts += [] if task.check is None else [names for _, names, _ in check_texts(task.check)]
                 all_results = any("results" in names.names and not names.results for names in texts)
                 for alias, target in task.aliases.items():
                     used = all_results or any(alias in names.names or alias in names.results for names in texts)
@@ -468,7 +451,25 @@ def is_not_upstream(name: str, noun: str = "prompt") -> str:
     return f"{uses(name, noun)}, but {name!r} is not upstream{ADD_IT}"
 
 
-def missing_fields(text: str, task_of: Callable[[str], Task | None]) -> Iterator[tuple[str, str]]:
+TaskOf: TypeAlias = Callable[[str], Task | None]
+"""The task whose answer a name stands for; None for a name that stands for anything else."""
+
+
+def answers_for(task: Task, inputs: Collection[str], task_of: TaskOf, answer: Task | None = None) -> TaskOf:
+    """Return the tasks for whose answers names in a text of `task` stand, in a run with these `inputs`. `task_of` finds
+    a task by its id, and `answer` is the task of the checked answer.
+    """
+
+    def found(name: str) -> Task | None:
+        if answer is not None and name == ANSWER:
+            return answer
+        target = task.aliases.get(name, None if name in (task.inputs or inputs) else name)
+        return task_of(target) if isinstance(target, str) else None
+
+    return found
+
+
+def missing_fields(text: str, task_of: TaskOf) -> Iterator[tuple[str, str]]:
     """Yield the fields that a prompt or a condition reads, and that the answer can never have, each with the end of the
     sentence. `task_of` returns the task for a name, if there is one.
     """

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias, cast
 from plait.errors import PromptError, nearest
 from plait.json_form import JsonInput, text_of, value
 from plait.runner.domain.dag import DAG, group_of
-from plait.runner.domain.task_checks import answer_schema
+from plait.runner.domain.task_checks import TaskOf, answer_schema, answers_for
 from plait.runner.plan.plan_positions import Source, spell
 from plait.runner.plan.plan_tasks import called_tasks
 from plait.runner.prompts.prompt_names import NoResult, structured
-from plait.runner.prompts.prompt_template import ANSWER, compared, is_true
+from plait.runner.prompts.prompt_template import compared, is_true
 from plait.task import FailureMode, GrowthLimits, Task
 
 MOST_TRIES = 500
@@ -33,8 +33,6 @@ _MOST_NUMBERS = 100
 _MOST_CASES = 20  # with more, a branch is shown by its condition
 _ANY: Any = object()
 """Stands for the values of a field that are not known."""
-TaskOf: TypeAlias = Callable[[str], Task | None]
-"""The task whose answer a name stands for; None for a name that stands for anything else."""
 _Choose: TypeAlias = Callable[[int], int]
 _FEW: Mapping[str, Sequence[Any]] = {"boolean": [True, False], "null": [None]}
 
@@ -175,7 +173,7 @@ class Play:
                     is_sure = other.when is None and other.failure_mode is FailureMode.HARD
                     return other is not own and (joins or not is_sure)
 
-                played = self.of(condition, answers_for(task, dag, own), may_lack)
+                played = self.of(condition, _answers_for(task, dag, own), may_lack)
                 if played is not None and (reason := played.mistake()):
                     message = f"{'no answer passes' if own else 'this condition is never true'}: {reason}"
                     source.complain(("tasks", index, *path), message)
@@ -190,7 +188,7 @@ class Play:
         tasks = dict(reversed(tasks.items()))
         texts = {name: task.when for name, task in tasks.items() if task.when is not None}
         for name, text in texts.items():
-            played = self.of(text, answers_for(tasks[name], dag))
+            played = self.of(text, _answers_for(tasks[name], dag))
             if played is None or not played.is_known or math.prod(map(len, played.fields.values())) > _MOST_CASES:
                 rows.append({"if": text, "tasks": [prefix + name]})
             else:
@@ -214,16 +212,8 @@ class Play:
         return cases + rows
 
 
-def answers_for(task: Task, dag: DAG, answer: Task | None = None) -> TaskOf:
-    """Return the tasks for whose answers names in a condition of `task` stand; `answer` is that for its own name."""
-
-    def task_of(name: str) -> Task | None:
-        if answer is not None and name == ANSWER:
-            return answer
-        target = task.aliases.get(name, None if name in (task.inputs or dag.inputs) else name)
-        return dag[target] if isinstance(target, str) and target in dag else None
-
-    return task_of
+def _answers_for(task: Task, dag: DAG, answer: Task | None = None) -> TaskOf:
+    return answers_for(task, dag.inputs, lambda name: dag[name] if name in dag else None, answer)  # noqa: SIM401
 
 
 def _values_of(task: Task, keys: Sequence[str | int]) -> tuple[list[str], Sequence[Any]]:

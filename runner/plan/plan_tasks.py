@@ -41,7 +41,7 @@ from plait.runner.plan.plan_models import (
 from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_positions import Source
 from plait.runner.prompts.prompt_names import PromptNames
-from plait.runner.prompts.prompt_template import check_plain, check_texts, condition_names, parse_names
+from plait.runner.prompts.prompt_template import check_plain, named_texts, parse_names
 from plait.task import (
     DEFAULT_RETRY,
     NO_PROMPT,
@@ -369,19 +369,10 @@ class PlanTasks:
         return False
 
 
-def _names_in(part: TaskPart) -> list[tuple[str, str, PromptNames]]:
-    """Return each text of the task that may hold names, with its field and the names."""
-    texts = [("prompt", part.prompt, parse_names(part.prompt)[0])]
-    if part.when is not None:
-        texts.append(("when", part.when, condition_names(part.when)[0]))
-    texts += [("run", word, parse_names(word)[0]) for word in part.run]
-    texts += [] if part.cwd is None else [("cwd", part.cwd, parse_names(part.cwd)[0])]
-    texts += [("env", text, parse_names(text)[0]) for text in part.env.values()]
-    if part.check is not None:
-        texts += [("check", text, names) for text, names, _ in check_texts(part.check.check())]
-    call = call_of(part)
-    texts += [("with", word, parse_names(word)[0]) for word in (() if call is None else call.texts)]
-    return texts
+def _names_in(part: TaskPart) -> Iterator[tuple[str, str, PromptNames]]:
+    """Yield each text of the task that may hold names, with its field and the names."""
+    check = None if part.check is None else part.check.check()
+    yield from ((field, text, names) for field, text, names, _ in named_texts(part, check, call_of(part)))
 
 
 def function_of(part: TaskPart | StepPart, plan: PlanPart) -> str | None:
@@ -610,21 +601,21 @@ class AddedTasks:
         self.tasks: list[Task] = []
         """The tasks. With `mistakes`, approximations good enough to find further mistakes."""
         for position, part in enumerate(self._parts({"tasks": list(specs)})):
-            for field, message in _REFUSED.items():
-                if getattr(part, field) != TaskPart.model_fields[field].get_default(call_default_factory=True):
-                    self._complain(position, message, field)
-            if not (part.run or part.plan or part.loop) and lacks_prompt(part.prompt, part.backend):
+            stands_for_tasks = bool(part.plan or part.loop)
+            for field in (*_REFUSED, "race", "repeat", "vote"):
+                default = TaskPart.model_fields[field].get_default(call_default_factory=True)
+                if field in _REFUSED and getattr(part, field) != default:
+                    self._complain(position, _REFUSED[field], field)
+                setattr(part, field, default)
+            if not (part.run or stands_for_tasks) and lacks_prompt(part.prompt, part.backend):
                 self._complain(position, NO_PROMPT, "prompt")
                 part.prompt = "?"
             for field, text in (("prompt", part.prompt), *(("run", word) for word in part.run)):
                 if mistake := check_plain(text):
                     self._complain(position, str(mistake), field, mistake.line)
                     part.prompt, part.run = "?", []
-            if part.plan or part.loop:
+            if stands_for_tasks:
                 part.prompt = "?"
-            part.when = part.model = part.check = part.plan = part.loop = part.cwd = None
-            part.env, part.shared = {}, False
-            part.join, part.race, part.repeat, part.vote = "all", False, 1, None
             settings, depends_on = task_settings(part, DefaultsPart()), tuple(part.depends_on)
             self.tasks.append(
                 Task(**settings, id=part.id, depends_on=depends_on, continues=part.continues, for_each=part.for_each)

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from plait.errors import PromptError
 from plait.json_form import JsonInput, JsonValue, json_of, parsed, text_of
@@ -38,7 +38,7 @@ from plait.runner.prompts.prompt_names import (
     too_long,
     unknown_name,
 )
-from plait.task import Check
+from plait.task import Call, Check
 
 if TYPE_CHECKING:
     from plait.runner.prompts.jinja_template import Template
@@ -274,6 +274,30 @@ def check_texts(check: Check) -> Iterator[tuple[str, PromptNames, Sequence[Promp
         if text:
             names, mistakes = read(text)
             yield text, replace(names, names=names.names - {ANSWER}), mistakes
+
+
+TextField: TypeAlias = Literal["prompt", "run", "cwd", "env", "check", "with", "when", "backend"]
+"""The field of a task with names: of a text, or `backend` for the parameters of its function."""
+
+
+def named_texts(
+    task: Any, check: Check | None, call: Call | None
+) -> Iterator[tuple[TextField, str, PromptNames, Sequence[PromptError]]]:
+    """Yield each template and condition of a task, a `Task` or one as written in a plan file, with its field, the names
+    that it uses, as far as they can be read, and its mistakes. What is no text is left out.
+    """
+    texts: list[tuple[TextField, Iterable[object]]] = [("prompt", (task.prompt,)), ("run", task.run)]
+    texts += [("cwd", () if task.cwd is None else (task.cwd,)), ("env", task.env.values())]
+    for field, words in texts:
+        for word in words:
+            if isinstance(word, str) and "{" in word:
+                yield field, word, *parse_names(word)
+    for text, names, mistakes in () if check is None else check_texts(check):
+        yield "check", text, names, mistakes
+    for text in () if call is None else call.texts:
+        yield "with", text, *parse_names(text)
+    if isinstance(task.when, str):
+        yield "when", task.when, *condition_names(task.when)
 
 
 def is_true(condition: str, values: Mapping[str, JsonInput]) -> bool:
