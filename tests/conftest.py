@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -73,10 +74,13 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # and one under nohup
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Let `-m slow` import no file without slow tests: five of six, and half of the time before the first test."""
-    if config.option.markexpr != "slow" or not collection_path.match("test_*.py"):
+    """Import no file without a test of those that are asked for: each worker would import all of them."""
+    if config.option.markexpr not in {"slow", "not slow"} or not collection_path.match("test_*.py"):
         return None
-    return "mark.slow" not in collection_path.read_text(encoding="utf-8") or None
+    text = collection_path.read_text(encoding="utf-8")
+    if config.option.markexpr == "slow":
+        return "mark.slow" not in text or None
+    return re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE) is not None or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -148,7 +152,7 @@ async def sqlite_store() -> AsyncGenerator[SQLiteStore]:
 
 @pytest.fixture
 def store(sqlite_store: SQLiteStore) -> Store:
-    """The store of the command. `MemoryStore` is the same on a database in memory, and the contract tests play each."""
+    """The store of the command. `MemoryStore` is the same on a database in memory."""
     return sqlite_store
 
 

@@ -1,4 +1,6 @@
-"""The layers of docs/explanation/design.md hold: no import from above or beside, no circle. Both checks can fail."""
+"""The layers of docs/explanation/design.md hold: no import from above or beside, no circle; pure packages are pure, and
+the state of a run has one writer. Each check can fail. All in one file, so that one process parses the packages.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,25 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.layers import LAYERS, breaches, import_circle, name_of
+from tests.architecture.rules import (
+    PACKAGES,
+    PURE,
+    STATE_WRITERS,
+    Rule,
+    pure_packages_stay_pure,
+    run_state_has_one_writer,
+)
 from tests.architecture.source import Source
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     Source(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
-    for package in ("src/plait", "runner", "backends", "persistence")
+    for package in PACKAGES
     for path in sorted((ROOT / package).rglob("*.py"))
     if package != "src/plait" or path.parent == ROOT / package
 ]
 
 
-@pytest.mark.slow
 def test_each_module_imports_from_lower_layers_only() -> None:
     assert breaches(SOURCES) == []
 
@@ -102,3 +111,51 @@ def test_a_circle_is_found_through_lazy_imports_and_imports_for_types() -> None:
         "runner/c.py:2 imports plait.runner.a",
     }
     assert import_circle(circle[:2]) == []
+
+
+# Every rule with files that break it, one finding each.
+RULES: dict[Rule, list[tuple[str, str]]] = {
+    pure_packages_stay_pure: [
+        ("runner/domain/dag.py", "import anyio.lowlevel"),
+        ("runner/prompts/x.py", "def f():\n    import time"),
+        ("src/plait/task.py", "from plait.runner.engine.checkpointer import Checkpointer"),
+    ],
+    run_state_has_one_writer: [
+        ("runner/engine/x.py", "def f(self):\n    self._state.statuses[position] = TaskStatus.RUNNING"),
+        ("runner/engine/x.py", "def f(run):\n    run.state.attempts[position] += 1"),
+        ("runner/engine/x.py", "def f(state):\n    state.usage, state._usage = 1, 2"),
+        ("runner/engine/x.py", "def f(state):\n    del state.results[position]"),
+        ("runner/recovery/x.py", "async def f(state):\n    state.parts[position].append(part)"),
+        ("runner/recovery/x.py", "def f(state):\n    state.continuations.pop(position, None)"),
+        ("runner/recovery/x.py", "def f(it: RunState):\n    it._answers.update(answers)"),
+        ("runner/x.py", "def f():\n    fresh = RunState(dag)\n    fresh._started |= {1}"),
+        ("runner/x.py", "def f(run):\n    its = run.state\n    its._attempts += [0]"),
+        ("runner/x.py", "def f(state):\n    dag, known = state.dag, state.statuses\n    known[0] = TaskStatus.FAILED"),
+        ("runner/x.py", "def f(state):\n    known = state.attempts\n    known += [0]"),
+        ("runner/x.py", "def f(state):\n    dag = state.dag\n    dag.join(position, parts)"),
+        ("runner/x.py", "def f(state):\n    for state._usage in usages:\n        pass"),
+        ("runner/x.py", "def f(state):\n    setattr(state, 'keeps_all', True)"),
+    ],
+}
+
+
+def _report(rule: Rule, sources: Iterable[Source]) -> list[str]:
+    return [f"{source.path}:{line}: {what}" for source in sources for line, what in rule(source)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_rule_holds_and_can_fail(rule: Rule) -> None:
+    found = _report(rule, SOURCES)
+    assert not found, f"{rule.__doc__}\n" + "\n".join(found)
+    for path, text in RULES[rule]:
+        assert len(_report(rule, [Source(path, text)])) == 1, text
+
+
+def test_reading_a_state_and_calling_its_verbs_is_no_write() -> None:
+    text = "def f(state):\n    state.start(0)\n    mine = dict(state.results)\n    mine[0] = state.results[0]"
+    assert _report(run_state_has_one_writer, [Source("runner/y.py", text)]) == []
+
+
+def test_the_places_that_rules_name_are_there() -> None:
+    for pattern in (*PURE, *STATE_WRITERS):
+        assert any(source.lies_in(pattern) for source in SOURCES), f"{pattern} is gone: mend the list and design.md"

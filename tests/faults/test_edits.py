@@ -25,7 +25,7 @@ async def test_the_calls_are_those_of_the_oracle_and_of_the_preview(first: int) 
     assert found == []
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize("bug", [*BUGS][:2])  # all of them: the campaign, with --planted
 async def test_a_planted_bug_is_seen(bug: str) -> None:
     assert await shows(BUGS[bug]) is not None
 

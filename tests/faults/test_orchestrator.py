@@ -150,7 +150,7 @@ def check(folder: Path, done: set[str], before: list[str], result: OrchestratorR
     assert sorted(calls(folder)[len(before) :]) == sorted(left)
 
 
-@pytest.mark.parametrize("side", ["txn.before_commit", "txn.after_commit", "batch.after_write"])
+@pytest.mark.parametrize("side", ["txn.before_commit", "txn.after_commit"])
 @pytest.mark.parametrize("position", POSITIONS)
 def test_killed_at_a_position(tmp_path: Path, position: str, side: str) -> None:
     assert in_child(tmp_path, position, side) is None
@@ -162,7 +162,7 @@ def test_killed_at_a_position(tmp_path: Path, position: str, side: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["attempt.before_call", "attempt.after_call"])
-@pytest.mark.parametrize("number", range(1, len(CALLS) + 1))
+@pytest.mark.parametrize("number", [1, 3, 4, 8])  # a plan, a task, a reflection and the answer
 def test_killed_at_a_call(tmp_path: Path, number: int, side: str) -> None:
     assert in_child(tmp_path, str(number), side) is None
     loop, done = anyio.run(stored, tmp_path)
@@ -185,7 +185,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
     assert len(calls(tmp_path)) == 2 * len(CALLS) - 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_killed_anywhere_with_tasks_beside_one_another(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     asked_before: Counter[str] = Counter()

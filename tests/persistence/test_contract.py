@@ -1,4 +1,6 @@
-"""Every store of ours keeps the contract; tests/docs/test_pages.py has the one of docs/guides/stores.md keep it."""
+"""SQLiteStore keeps the contract, and with it MemoryStore, which is the same on a database in memory; PostgresStore:
+tests/persistence/postgres/test_contract.py. tests/docs/test_pages.py has the store of docs/guides/stores.md keep it.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,6 @@ from tests.contracts.store import StoreContract
 from tests.contracts.store.samples import CREATED, NEXT, OPENING, RUN, at, message, owner, run_becomes, whole
 from tests.support.sizes import size
 from tests.support.stores.model_store import ModelStore
-
-
-class TestMemoryStore(StoreContract):
-    def open_store(self, folder: Path) -> MemoryStore:
-        return MemoryStore()
 
 
 class TestSQLiteStore(StoreContract):

@@ -104,13 +104,13 @@ def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, An
     assert failure.retry_after is None or failure.retry_after >= 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(CALLS), st.lists(OBJECTS, max_size=4), ENDINGS)
 def test_any_objects_are_read(cli: str, call: Call, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
     _check(PROGRAMS[cli].reader, call, events, ending)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(bent_events(), st.sampled_from(CALLS), ENDINGS)
 def test_events_with_a_wrong_value_somewhere_are_read(
     bent: tuple[str, dict[str, Any]], call: Call, ending: ProcessEnd

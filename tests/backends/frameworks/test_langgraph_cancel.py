@@ -135,7 +135,7 @@ WAYS = [("handle", False), ("service", True), ("handle", True), ("service", Fals
     [
         (shape, holds, *WAYS[(column + row) % len(WAYS)])
         for row, shape in enumerate([flat, nested, called, parallel])
-        for column, holds in enumerate("acfi")
+        for column, holds in enumerate("af")
     ],
 )
 async def test_no_node_begins_after_the_cancel(

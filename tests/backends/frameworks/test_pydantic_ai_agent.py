@@ -5,9 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
-from openai import AsyncOpenAI
 from pydantic import BaseModel
-from pydantic_ai import Agent, RunContext
 
 from plait import DAG, ParallelRunner, Price, Task
 from plait.backends import ConversationRequest, Message, Output, PydanticAIBackend, Reply, Usage
@@ -166,8 +164,12 @@ async def test_an_output_type_of_the_agents_own_is_the_data() -> None:
 
 
 async def test_deps_reach_the_tools() -> None:
-    def whose(ctx: RunContext[str]) -> str:
+    from pydantic_ai import RunContext
+
+    def whose(ctx: Any) -> str:
         return f"it belongs to {ctx.deps}"
+
+    whose.__annotations__["ctx"] = RunContext[str]
 
     async with serve(calling(("whose", {})), saying("Ada's.")) as server:
         agent = wired_agent(server.url, tools=[whose], deps_type=str)
@@ -293,6 +295,8 @@ async def test_a_failing_tool_gives_its_traceback_without_keys(monkeypatch: pyte
 
 
 async def test_a_limit_that_a_tool_meets_at_another_server_is_a_limit() -> None:
+    from openai import AsyncOpenAI
+
     async with serve(CHAT.error(429, "rate_limit_exceeded", "slow down; try again in 7s")) as other:
 
         async def ask_another() -> str:
@@ -383,6 +387,8 @@ async def test_a_requested_cancellation_stops_before_the_tools() -> None:
 
 
 def test_only_agents_are_taken() -> None:
+    from pydantic_ai import Agent
+
     for wrong in ("openai:gpt-5", Agent, None):
         with pytest.raises(TypeError, match=r"takes a pydantic_ai\.Agent"):
             PydanticAIBackend(wrong)  # type: ignore[arg-type]
@@ -400,6 +406,8 @@ async def test_a_failed_turn_leaves_no_trace_in_the_history() -> None:
 
 
 async def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pydantic_ai import Agent
+
     import plait.backends.extras as extras
 
     monkeypatch.setattr(extras, "find_spec", lambda _name: None)

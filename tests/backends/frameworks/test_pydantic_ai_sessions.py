@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import pytest
-from pydantic_ai import ToolReturn
 
 from plait import DAG, ParallelRunner, Retry, SQLiteStore, Task
 from plait.backends import ConversationRequest, Files, Message, Output, PydanticAIBackend, Reply
@@ -205,7 +204,9 @@ async def test_a_lost_file_is_replaced_by_the_stored_text(files: Files) -> None:
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 async def test_a_history_that_json_cannot_hold_is_replaced_by_the_stored_text(files: Files) -> None:
-    def look() -> ToolReturn[str]:
+    from pydantic_ai import ToolReturn
+
+    def look() -> Any:
         """Look."""
         return ToolReturn("7 nails", metadata=object())
 
