@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -52,6 +52,13 @@ CALL = r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$"
 """A Python function: a file or a module, and the name in it."""
 
 
+@cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module's source by name. `inspect.getsource` parses all of the module for each class."""
+    nodes = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+
 class DescribedModel(BaseModel):
     """A model whose docstrings of fields are the descriptions in its schema. Unknown keys are rejected.
 
@@ -67,9 +74,7 @@ class DescribedModel(BaseModel):
         """Return the descriptions of the fields by name, inherited ones too."""
         found = {name: field.description for name, field in cls.model_fields.items() if field.description}
         for one in cls.__mro__[: cls.__mro__.index(DescribedModel)]:
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-            assert isinstance(definition, ast.ClassDef)
-            for statements in pairwise(definition.body):
+            for statements in pairwise(_classes_of(one.__module__)[one.__name__].body):
                 match statements:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
                         found.setdefault(name, inspect.cleandoc(text))

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import ssl
+from functools import cache
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all agents, none of which needs it: reading all certificates takes longer than a turn."""
+    return ssl.create_default_context()
 
 
 def wired_agent(url: str, **options: Any) -> Agent[Any, Any]:
@@ -15,4 +24,6 @@ def wired_agent(url: str, **options: Any) -> Agent[Any, Any]:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    return Agent(OpenAIChatModel("m", provider=OpenAIProvider(base_url=f"{url}/v1", api_key="a-key")), **options)
+    with mock.patch("ssl.create_default_context", return_value=_tls()):
+        provider = OpenAIProvider(base_url=f"{url}/v1", api_key="a-key")
+    return Agent(OpenAIChatModel("m", provider=provider), **options)
