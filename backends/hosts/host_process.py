@@ -61,8 +61,6 @@ from plait.task import Workspace
 
 Build: TypeAlias = Callable[[Mapping[str, JsonValue]], Backend]
 """Makes the backend that a runner describes. Raises BackendUnavailable."""
-_Going: TypeAlias = tuple[str, Frame, anyio.CancelScope]
-"""An attempt that the runner lets begin: its name, its frame `go`, and the scope that ends it."""
 _RETRY_S = 0.5
 """Seconds between two searches for a slot that another process of this host may have freed."""
 SESSIONS = "sessions"
@@ -175,8 +173,6 @@ class _Host:
         self._told = set[str]()
         """The attempts whose wait for a folder was reported."""
         self._under_way: dict[str, anyio.CancelScope] = {}
-        self._idle: list[asyncio.Future[_Going]] = []
-        """The idle workers. Waking an idle worker costs a third of starting a new one."""
         self._earlier_tasks = {path.name for path in folder.iterdir()}
         """The tasks that an earlier connection may have left folders of."""
         self._backends: dict[str, Backend] = {}
@@ -194,10 +190,7 @@ class _Host:
                 attempt = frame["attempt"]
                 self._under_way[attempt] = scope = anyio.CancelScope()
                 self._slots.take(attempt)
-                if self._idle:
-                    self._idle.pop().set_result((attempt, frame, scope))
-                else:
-                    self._attempts.start_soon(self._work, (attempt, frame, scope))
+                self._attempts.start_soon(self._run, attempt, frame, scope)
             case "cancel":
                 await self._cancel(frame["attempt"])
             case "wind_down":
@@ -273,33 +266,25 @@ class _Host:
             await sweep(attempt_folder(self._folder, attempt), ())
             self._write({"op": "ended", "attempt": attempt})
 
-    async def _work(self, going: _Going) -> None:
-        """Run an attempt, then wait for the next."""
-        with _exiting():
-            await self._run(*going)
-            while True:
-                idle: asyncio.Future[_Going] = asyncio.get_running_loop().create_future()
-                self._idle.append(idle)
-                await self._run(*await idle)
-
     async def _run(self, attempt: str, frame: Frame, scope: anyio.CancelScope) -> None:
-        answer: Frame = {"op": "ended"}
-        try:
-            with scope:
-                turn = Turn(self._cancellation, [(text, value) for text, value in frame["answers"]])
-                answer = {"op": "reply", "reply": as_json(await in_turn(turn, self._reply(attempt, frame)))}
-        except BaseException as error:  # one that leaves the attempt would end all others of the task group
-            answer = _failure(error)
-        finally:
-            del self._under_way[attempt]
-            self._slots.free(attempt)
-            self._unlock(attempt)
-        try:
-            self._write({**answer, "attempt": attempt})
-        except (TypeError, ValueError) as error:
-            message = f"the reply is no JSON, so it cannot be sent: {one_line(str(error))}"
-            self._write({**_error_frame(BackendError(ErrorKind.UNEXPECTED, message)), "attempt": attempt})
-        self._grant()
+        with _exiting():
+            answer: Frame = {"op": "ended"}
+            try:
+                with scope:
+                    turn = Turn(self._cancellation, [(text, value) for text, value in frame["answers"]])
+                    answer = {"op": "reply", "reply": as_json(await in_turn(turn, self._reply(attempt, frame)))}
+            except BaseException as error:  # one that leaves the attempt would end all others of the task group
+                answer = _failure(error)
+            finally:
+                del self._under_way[attempt]
+                self._slots.free(attempt)
+                self._unlock(attempt)
+            try:
+                self._write({**answer, "attempt": attempt})
+            except (TypeError, ValueError) as error:
+                message = f"the reply is no JSON, so it cannot be sent: {one_line(str(error))}"
+                self._write({**_error_frame(BackendError(ErrorKind.UNEXPECTED, message)), "attempt": attempt})
+            self._grant()
 
     async def _reply(self, attempt: str, frame: Frame) -> Reply:
         backend = await self._backend(frame["backend"])
