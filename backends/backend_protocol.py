@@ -276,19 +276,6 @@ def answer_key(backend: object) -> JsonValue:
 
 
 @value
-class AwayHost:
-    """A host that attempts of a run wait for, or no longer wait for."""
-
-    name: str
-    since: float | None
-    """The Unix time at which the host was found to be away; None once no attempt waits for the host."""
-    reason: str
-    """Why the host is away; empty if the host is back."""
-    tasks: Sequence[str]
-    """The ids of the tasks whose attempts wait for the host, in the order in which they began to wait."""
-
-
-@value
 class RunOnHosts:
     """A run whose attempts are placed on other hosts, and its owner's claim."""
 
@@ -299,8 +286,11 @@ class RunOnHosts:
     """The number of the owner's claim. A host refuses the owner of an earlier claim."""
     adopted: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
     """The attempts of a dead owner that go on, as `task/attempt`, by host. Hosts end all others of the run."""
-    on_away: Callable[[AwayHost], None] = lambda _host: None
-    """Called when attempts begin to wait for a host that is away, when others join, and when none waits any longer."""
+    on_away: Callable[[str, float | None, str, tuple[str, ...]], None] = lambda *_: None
+    """Called when attempts begin to wait for a host that is away, when others join, and when none waits any longer:
+    with the host, the Unix time at which it was found to be away (None once no attempt waits), the reason (empty if the
+    host is back), and the ids of the tasks that wait, in the order in which they began to wait.
+    """
 
 
 class HostConnections(Protocol):

@@ -230,10 +230,9 @@ class DaskSession(HostSession):
     """The workers of one run, for attempts of the kinds `needs`."""
 
     def __init__(self, address: str, patience: float, needs: Sequence[Mapping[str, float]], run: RunOnHosts) -> None:
-        super().__init__((), patience, run.on_away)
+        super().__init__((), patience, run)
         self._address = address
         self._needs = needs
-        self._run = run
         self._token = secrets.token_hex(8)
         self._workers: dict[str, WorkerConnection] = {}
         self._following = anyio.CancelScope()

@@ -469,7 +469,7 @@ class SSHHosts(HostGroup):
             HostConnection(host.name, run, {"slots": host.slots}, partial(open_process, self.command(host, "host")))
             for host in self.all
         )
-        return HostSession(connections, self._patience, run.on_away)
+        return HostSession(connections, self._patience, run)
 
 
 _ONE: Mapping[str, float] = {"slots": 1}

@@ -11,7 +11,7 @@ from operator import itemgetter
 import anyio
 import anyio.abc
 
-from plait.backends.backend_protocol import AwayHost, Output
+from plait.backends.backend_protocol import Output, RunOnHosts
 from plait.backends.hosts.host_connection import END_S, LOST, AttemptChannel, Frame, HostConnection
 from plait.errors import BackendError, ErrorKind
 
@@ -21,9 +21,7 @@ OnOutput = Callable[[Output], None]
 class HostSession:
     """The hosts of one run while this process owns the run."""
 
-    def __init__(
-        self, connections: Iterable[HostConnection], patience: float, on_away: Callable[[AwayHost], None]
-    ) -> None:
+    def __init__(self, connections: Iterable[HostConnection], patience: float, run: RunOnHosts) -> None:
         self.connections: dict[str, HostConnection] = {}
         self.problem = ""
         """Why no host can be reached, if there is one reason for all."""
@@ -32,7 +30,7 @@ class HostSession:
         self._group: anyio.abc.TaskGroup | None = None
         self._refusals: set[str] = set()
         """The hosts whose version of plait was reported as another one."""
-        self._on_away = on_away
+        self._run = run
         self._waiting: dict[str, dict[str, None]] = {}
         """The names of the attempts that wait, by host that is away, in the order in which they began to wait."""
         self._reported: dict[str, tuple[str, ...]] = {}
@@ -268,4 +266,4 @@ class HostSession:
             tasks = () if since is None else tuple(attempt.rpartition("/")[0] for attempt in attempts)
             if set(tasks) != set(self._reported.get(name, ())):
                 self._reported[name] = tasks
-                self._on_away(AwayHost(name, since if tasks else None, connection.reason, tasks))
+                self._run.on_away(name, since if tasks else None, connection.reason, tasks)

@@ -8,19 +8,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import anyio
 
 from plait import events
-from plait.backends.backend_protocol import AwayHost, Backend, HostConnections, PlacedBackend, RunOnHosts
+from plait.backends.backend_protocol import Backend, HostConnections, PlacedBackend, RunOnHosts
 from plait.clock_and_ids import iso
 from plait.program_log import logger
 from plait.runner.engine.checkpointer import EventSink
 from plait.runner.state.attempt_files import hosts_key
 
 
-def away_reporter(sink: EventSink, stamp: Callable[[], str]) -> Callable[[AwayHost], None]:
+def away_reporter(
+    sink: EventSink, stamp: Callable[[], str]
+) -> Callable[[str, float | None, str, tuple[str, ...]], None]:
     """Return a function that makes the event HostAway of each host that attempts wait for, or no longer wait for."""
 
-    def report(host: AwayHost) -> None:
-        since = None if host.since is None else iso(host.since)
-        sink.submit([events.HostAway(stamp(), host.name, since, host.reason, tuple(host.tasks))])
+    def report(host: str, since: float | None, reason: str, tasks: tuple[str, ...]) -> None:
+        sink.submit([events.HostAway(stamp(), host, None if since is None else iso(since), reason, tasks)])
 
     return report
 
