@@ -37,7 +37,7 @@ help:
 	@echo "make test    the tests but the slow ones, about five minutes"
 	@echo "make test-slow"
 	@echo "             the slow tests, about ten minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
-	@echo "make nightly the slow tests in their whole sizes, and every kind of crash test with its planted bugs: hours"
+	@echo "make nightly the slow tests and real agents in their whole sizes, and every kind of crash test with its planted bugs: hours"
 	@echo "make test-clis"
 	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
 	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
@@ -79,7 +79,7 @@ test-slow: .venv/.dev .venv/.model
 	$(PYTEST) -m slow
 
 nightly: export NIGHTLY := 1
-nightly: test-slow
+nightly: test-slow $(if $(shell command -v npm),test-clis)
 	$(BIN)/python -m tests.faults.campaigns --nightly
 
 crashtest: .venv/.dev
@@ -89,7 +89,7 @@ crashtest: .venv/.dev
 test-clis: export PLAIT_CLIS ?= $(HOME)/.cache/plait-clis
 test-clis: .venv/.dev
 	-$(BIN)/python -m tests.real_agents.install
-	$(BIN)/python -m tests.real_agents.alone $(BIN)/python -m pytest -n 3 --dist worksteal --max-worker-restart 0 -rs tests/real_agents
+	$(BIN)/python -m tests.real_agents.alone $(BIN)/python -m pytest -n 4 --dist worksteal --max-worker-restart 0 -rs tests/real_agents
 
 lint: .venv/.dev
 	$(BIN)/ruff check .

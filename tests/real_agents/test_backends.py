@@ -18,6 +18,7 @@ from plait.usage import Usage
 from tests.real_agents.one_turn import files_of, make_backend
 from tests.real_agents.stub import Request
 from tests.real_agents.world import World, until
+from tests.support.sizes import size
 
 CLAUDE = pytest.param("claude-code", marks=pytest.mark.clis("claude-code"))
 CODEX = pytest.param("codex", marks=pytest.mark.clis("codex"))
@@ -83,7 +84,11 @@ async def test_forks(world: World, kind: str):
 @ALL
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(401, ErrorKind.AUTH), (429, ErrorKind.RATE_LIMITED), (500, ErrorKind.TRANSIENT), (503, ErrorKind.OVERLOADED)],
+    # What the agents say of each status: test_facts_*.py. Of what kind that is: tests/backends/agents.
+    [
+        (429, ErrorKind.RATE_LIMITED),
+        *size([], [(401, ErrorKind.AUTH), (500, ErrorKind.TRANSIENT), (503, ErrorKind.OVERLOADED)]),
+    ],
 )
 async def test_errors(world: World, kind: str, status: int, expected: ErrorKind):
     backend = backend_of(kind, world)

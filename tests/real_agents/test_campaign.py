@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.real_agents.campaign import campaign
+from tests.support.sizes import size
 
 CACHE = os.environ.get("PLAIT_CLIS", "")
 TURNS = 6
+ROUNDS = size(1, 3)
 
 
 def _goes_well(kind: str) -> None:
-    outcomes = campaign(Path(CACHE), kind, rounds=3, turns=TURNS, seed=1)
-    assert [one.answered for one in outcomes] == [TURNS] * 3, outcomes
+    outcomes = campaign(Path(CACHE), kind, rounds=ROUNDS, turns=TURNS, seed=1)
+    assert [one.answered for one in outcomes] == [TURNS] * ROUNDS, outcomes
     assert not any(one.sent_twice or one.out_of_order or one.left or one.usage_differs for one in outcomes), outcomes
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.real_agents.calls import claude, new_id, result
 from tests.real_agents.world import World
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.clis("claude-code")
 
@@ -49,7 +50,7 @@ def test_startup_failure_as_a_result(world: World):
     assert (turn.status, result(turn)["startup_failure_reason"]) == (1, "bypass_root")
 
 
-@pytest.mark.parametrize("prompt", ["/clear", "/cost", "/exit"])
+@pytest.mark.parametrize("prompt", ["/clear", *size([], ["/cost", "/exit"])])
 def test_a_command_of_its_own(world: World, prompt: str):
     """A prompt that is a command of Claude Code's is a success in no turn, with no tokens and no request."""
     turn = claude(world, prompt)
