@@ -188,35 +188,6 @@ class _Waiting:
     watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
-class DueRuns:
-    """Finds the runs of `store` that go on by themselves, with nobody there: those that park.
-
-    Such a run is due once its time has come, which is the time until which it is parked or the deadline of a question;
-    at once after an answer; and after the death of its process. All other runs wait for a person, or for a worker.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._parks: dict[tuple[str, int], bool] = {}
-        """Whether a run parks, by its id and epoch: its settings are read once."""
-
-    async def find(self, now: float) -> Sequence[RunRecord]:
-        """Return the runs that are due at Unix time `now`, the first created first. Raises StoreError."""
-        found = await self._store.list_claimable(MOST_RUNS_SEARCHED)
-        return [run for run in found if await self._is_due(run, now)]
-
-    async def _is_due(self, run: RunRecord, now: float) -> bool:
-        if run.owner is None and ((due := due_at(run)) is None or due > now):
-            return False  # not begun, stopped by a person, or due by the store's clock alone
-        key = run.run_id, run.epoch
-        if key not in self._parks:
-            whole = await self._store.get_run(run.run_id)
-            self._parks[key] = whole is not None and bool(
-                read_settings(whole).get(PARK) or await self._store.list_events(run.run_id, 0, 1, events.RunParked.kind)
-            )
-        return self._parks[key]
-
-
 def _with_open_store(
     method: Callable[Concatenate[Runs, _P], Awaitable[_T]],
 ) -> Callable[Concatenate[Runs, _P], Awaitable[_T]]:
@@ -252,7 +223,8 @@ class Runs:
         self._source = source
         self._driven: dict[str, _Driven] = {}
         self._waiting: dict[str, _Waiting] = {}
-        self._due: DueRuns | None = None
+        self._parks: dict[tuple[str, int], bool] = {}
+        """Whether a run parks, by its id and epoch: its settings are read once."""
         self._woken: set[str] = set()
         self._not_woken: dict[str, float] = {}
         """The runs that could not be woken, with the monotonic time of the next try."""
@@ -829,9 +801,8 @@ class Runs:
         left alone for a minute. A run that another process takes is none of them. With `fits` only the runs for which
         it returns True. At most MOST_WOKEN go on at once; the others with later calls. Raises StoreError.
         """
-        self._due = self._due or DueRuns(self._store)
         now = self.options.clock.monotonic()
-        for record in await self._due.find(self.options.clock.wall()):
+        for record in await self.due(self.options.clock.wall()):
             run_id = record.run_id
             self._woken &= self._driven.keys()
             if len(self._woken) >= MOST_WOKEN:
@@ -843,6 +814,25 @@ class Runs:
                 self._not_woken[run_id] = now + _AGAIN_S
             elif run_id in self._driven:
                 self._woken.add(run_id)
+
+    async def due(self, now: float) -> Sequence[RunRecord]:
+        """Return the runs that are due at Unix time `now`, the first created first: of those that park, each whose time
+        has come, which is the time until which it is parked or the deadline of a question; at once after an answer; and
+        after the death of its process. All other runs wait for a person, or for a worker. Raises StoreError.
+        """
+        found = await self._store.list_claimable(MOST_RUNS_SEARCHED)
+        return [run for run in found if await self._is_due(run, now)]
+
+    async def _is_due(self, run: RunRecord, now: float) -> bool:
+        if run.owner is None and ((due := due_at(run)) is None or due > now):
+            return False  # not begun, stopped by a person, or due by the store's clock alone
+        key = run.run_id, run.epoch
+        if key not in self._parks:
+            whole = await self._store.get_run(run.run_id)
+            self._parks[key] = whole is not None and bool(
+                read_settings(whole).get(PARK) or await self._store.list_events(run.run_id, 0, 1, events.RunParked.kind)
+            )
+        return self._parks[key]
 
     async def _go_on(
         self,

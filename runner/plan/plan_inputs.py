@@ -17,7 +17,7 @@ import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import date, time
 from decimal import Decimal
 from functools import partial
@@ -47,9 +47,7 @@ from plait.runner.plan.plan_positions import (
 )
 from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.prompts.prompt_template import names_used, render
-from plait.runner.state.task_files import find_file
 from plait.safe_text import one_line
-from plait.task import TaskFile
 
 _SHORT = 60
 """The maximum length of a value quoted in full in a message."""
@@ -623,35 +621,24 @@ _READERS: dict[str, Callable[[Iterable[str], int], Rows]] = {
 }
 
 
-@dataclass(slots=True)
-class PlanFiles:
-    """Finds the files of the tasks of a plan in `folder`. Each file is read once."""
-
-    folder: Path
-    inputs: Mapping[str, JsonValue]
-    _files: dict[Path, TaskFile] = field(init=False, default_factory=dict[Path, TaskFile])
-
-    def find(self, written: str, item: JsonValue) -> list[TaskFile]:
-        """Return the files that `written` names for an element `item` of an input. Raises ValueError for a name that
-        is no input, and for files that are missing or cannot be used.
-        """
-        values = {**self.inputs, "inputs": dict(self.inputs), **({} if item is None else {"item": item})}
-        try:
-            if unknown := sorted(names_used(written).names - values.keys()):
-                raise ValueError(
-                    f"{{{{ {unknown[0]} }}}} is no input; files may name inputs, and with for_each over an input "
-                    "{{ item }}; results of tasks are not known when the files are read"
-                )
-            pattern = render(written, values)
-        except PromptError as error:
-            raise ValueError(str(error)) from None
-        paths = sorted(_matches(self.folder, pattern))
-        if not paths:
-            raise ValueError(f"no file matches {in_folder(pattern, self.folder)}; check the path")
-        for path in paths:
-            if path not in self._files:
-                self._files[path] = find_file(path)
-        return [self._files[path] for path in paths]
+def files_named(folder: Path, written: str, inputs: Mapping[str, JsonValue], item: JsonValue) -> list[Path]:
+    """Return the files in `folder` that `written` names for an element `item` of an input. Raises ValueError for a name
+    that is no input, and for files that are missing.
+    """
+    values = {**inputs, "inputs": dict(inputs), **({} if item is None else {"item": item})}
+    try:
+        if unknown := sorted(names_used(written).names - values.keys()):
+            raise ValueError(
+                f"{{{{ {unknown[0]} }}}} is no input; files may name inputs, and with for_each over an input "
+                "{{ item }}; results of tasks are not known when the files are read"
+            )
+        pattern = render(written, values)
+    except PromptError as error:
+        raise ValueError(str(error)) from None
+    paths = sorted(_matches(folder, pattern))
+    if not paths:
+        raise ValueError(f"no file matches {in_folder(pattern, folder)}; check the path")
+    return paths
 
 
 _INCLUDE = re.compile(

@@ -27,7 +27,7 @@ from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
 from plait.runner.domain.task_checks import MOST_HINTS, NOUNS, is_not_upstream, line_of, uses_itself
 from plait.runner.domain.votes import with_samples
-from plait.runner.plan.plan_inputs import FirstRows, PlanFiles
+from plait.runner.plan.plan_inputs import FirstRows, files_named
 from plait.runner.plan.plan_mistakes import describe, findings
 from plait.runner.plan.plan_models import (
     MAX_MADE,
@@ -42,6 +42,7 @@ from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.plan.plan_positions import Source
 from plait.runner.prompts.prompt_names import PromptNames
 from plait.runner.prompts.prompt_template import check_plain, named_texts, parse_names
+from plait.runner.state.task_files import find_file
 from plait.task import (
     DEFAULT_RETRY,
     NO_PROMPT,
@@ -82,7 +83,9 @@ class PlanTasks:
         self._functions = functions
         self._is_called = is_called
         """Whether the tasks are those of a call in a run, so that the backends are those of the run."""
-        self._files = PlanFiles(folder, inputs)
+        self._folder = folder
+        self._files: dict[Path, TaskFile] = {}
+        """The files of tasks by path: each is read once."""
         self._source = source
         self._defaults = part.defaults
         self._parts = part.tasks
@@ -222,7 +225,10 @@ class PlanTasks:
         files: dict[TaskFile, None] = {}
         for position, pattern in enumerate(part.files):
             try:
-                files |= dict.fromkeys(self._files.find(pattern, item))
+                for path in files_named(self._folder, pattern, self.inputs, item):
+                    if path not in self._files:
+                        self._files[path] = find_file(path)
+                    files[self._files[path]] = None
             except ValueError as error:
                 self._complain(("tasks", index, "files", position), str(error))
         return tuple(files)

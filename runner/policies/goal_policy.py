@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, cast
@@ -276,7 +276,7 @@ class ParsedReply:
     drop: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
+@value
 class _Entry:
     """A task as given in an answer."""
 
@@ -287,7 +287,6 @@ class _Entry:
     """The names of the dependencies."""
     worker: str | None = None
     """The name of the worker that does the task."""
-    id: str = ""
 
 
 def read_planned(
@@ -346,7 +345,6 @@ def _texts(value: JsonValue) -> list[str] | None:
 
 
 def _read_tasks(entries: Sequence[_Entry], task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks) -> ParsedReply:
-    named = {entry.name: entry for entry in entries}
     names = [entry.name for entry in entries]
     problems = [
         f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1
@@ -359,50 +357,35 @@ def _read_tasks(entries: Sequence[_Entry], task_id: str, prompts: LoopPrompts, r
         for entry in entries
         if entry.worker is not None and entry.worker not in registry
     ]
-    ids = set(run_tasks.ids)
+    ids: dict[str, str] = {}
+    taken = set(run_tasks.ids)
     for entry in entries:
-        entry.id = _safe_id(entry.name, ids)
-        ids.add(entry.id)
-    needs = {
-        entry.name: [_resolve(name, entry, named, run_tasks, problems) for name in entry.needs] for entry in entries
-    }
-    after: dict[str, list[str]] = {entry.name: [] for entry in entries}
+        ids[entry.name] = _safe_id(entry.name, taken)
+        taken.add(ids[entry.name])
+    needs: dict[str, list[str]] = {}
+    after: dict[str, list[str]] = {name: [] for name in names}
     for entry in entries:
+        needs[entry.name] = needed = []
         for name in entry.needs:
-            if (needed := _own(name, named)) is not None:
-                after[needed.name].append(entry.name)
+            own = next((one for one in (name, name.removeprefix(PREFIX)) if one in ids), None)
+            earlier = run_tasks.named(name)
+            if own is not None:
+                needed.append(ids[own])
+                after[own].append(entry.name)
+            elif earlier is None:
+                problems.append(f"task {entry.name!r} depends on {name!r}, and there is no such task")
+            elif earlier in run_tasks.dead:
+                problems.append(f"task {entry.name!r} depends on {earlier!r}, which is {run_tasks.dead[earlier]}")
+            else:
+                needed.append(earlier)
     order, cycles = sort_names(after)
     problems += (f"these tasks wait for each other: {' -> '.join(cycle)}" for cycle in cycles)
     if problems:
         return ParsedReply(problems=tuple(problems))
+    by_name = {entry.name: entry for entry in entries}
     return ParsedReply(
-        tuple(
-            prompts.work(entry.id, entry.text, list(filter(None, needs[entry.name])), task_id, entry.worker)
-            for entry in map(named.__getitem__, order)
-        )
+        tuple(prompts.work(ids[name], by_name[name].text, needs[name], task_id, by_name[name].worker) for name in order)
     )
-
-
-def _resolve(
-    name: str, entry: _Entry, named: Mapping[str, _Entry], run_tasks: KnownTasks, problems: list[str]
-) -> str | None:
-    """Return the id of the dependency `name` of `entry`; None, with an added problem, if the dependency is
-    impossible.
-    """
-    if (own := _own(name, named)) is not None:
-        return own.id
-    earlier = run_tasks.named(name)
-    if earlier is None:
-        problems.append(f"task {entry.name!r} depends on {name!r}, and there is no such task")
-    elif earlier in run_tasks.dead:
-        problems.append(f"task {entry.name!r} depends on {earlier!r}, which is {run_tasks.dead[earlier]}")
-        return None
-    return earlier
-
-
-def _own(name: str, named: Mapping[str, _Entry]) -> _Entry | None:
-    """Return the task of the same answer named `name`."""
-    return named.get(name) or named.get(name.removeprefix(PREFIX))
 
 
 def _safe_id(name: str, ids: set[str]) -> str:

@@ -29,10 +29,9 @@ from unittest import mock
 
 import anyio
 
-from plait import DAG, ParallelRunner, RunStatus, SQLiteStore, Task, failpoints
+from plait import DAG, ParallelRunner, Runs, RunStatus, SQLiteStore, Task, failpoints
 from plait.backends import ClaudeCodeBackend
 from plait.clock_and_ids import Clock, parse_time
-from plait.runner.client.runs import DueRuns
 from plait.runner.engine import run_lifecycle
 from plait.runner.engine.executor import PARK_S
 from plait.runner.recovery import resume
@@ -239,16 +238,16 @@ def _not_due_at_its_time() -> AbstractContextManager[object]:
     async def never(*_args: Any) -> bool:
         return False
 
-    return mock.patch.object(DueRuns, "_is_due", never)
+    return mock.patch.object(Runs, "_is_due", never)
 
 
 def _dead_runs_left() -> AbstractContextManager[object]:
-    is_due = DueRuns._is_due  # pyright: ignore[reportPrivateUsage]
+    is_due = Runs._is_due  # pyright: ignore[reportPrivateUsage]
 
-    async def of_parked(self: DueRuns, run: Any, now: float) -> bool:
+    async def of_parked(self: Runs, run: Any, now: float) -> bool:
         return run.owner is None and await is_due(self, run, now)
 
-    return mock.patch.object(DueRuns, "_is_due", of_parked)
+    return mock.patch.object(Runs, "_is_due", of_parked)
 
 
 BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {

@@ -16,7 +16,6 @@ from plait import Check, MemoryStore, ParallelRunner, RunStatus, SQLiteStore, St
 from plait.clock_and_ids import Clock, parse_time
 from plait.errors import BackendError, ErrorKind, PlaitError
 from plait.events import RunParked, TaskRetried
-from plait.runner.client.runs import DueRuns
 from plait.runner.engine.executor import PARK_S
 from tests.support.seeded_loop import VirtualClock, run_seeded
 
@@ -146,7 +145,7 @@ async def test_a_run_without_park_stays_and_a_stop_interrupts_it(store: Store, p
         run.stop()
     assert (await run.result()).status is RunStatus.INTERRUPTED
     assert await ends(store) == []
-    assert await DueRuns(store).find(provider.clock.wall() + DAY) == [], "a person has stopped it"
+    assert await runner(store, provider).runs.due(provider.clock.wall() + DAY) == [], "a person has stopped it"
 
 
 @pytest.mark.parametrize(("wait", "parks"), [(PARK_S + 5, True), (0.02, False)])
