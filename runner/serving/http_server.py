@@ -26,8 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from plait.program_log import logger
 from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
-from plait.runner.serving.http_routes import ServedRuns, add_handlers
-from plait.runner.serving.page_routes import CONTENT_POLICY, PageApi, files_router, page_files
+from plait.runner.serving.http_routes import CONTENT_POLICY, PageApi, ServedRuns, add_handlers, files_router, page_files
 from plait.runner.views.view_models import prepare_schemas
 
 HEAD_SECONDS = 10.0

@@ -131,3 +131,13 @@ export function clock(at) {
 export const elapsed = (run) => seconds(((time(run.ended_at) || Date.now()) - time(run.started_at)) / 1000);
 
 export const addressOf = (run, task) => `#/run/${encodeURIComponent(run)}${task ? `/task/${encodeURIComponent(task)}` : ""}`;
+
+export function progress(run) {
+	const shown = Object.keys(SHAPES).filter((name) => run.counts[name]);
+	const told = shown.map((name) => `${count(run.counts[name])} ${words(name)}`).join(", ");
+	const parts = shown.map((name) => h(`span.${name}`, { status: name }));
+	parts.forEach((part, n) => (part.style.flexGrow = run.counts[shown[n]]));
+	return h("span.bar", { role: "img", label: told, title: told }, parts);
+}
+
+export const owner = (run) => run.owner && `process ${run.owner.pid} on ${run.owner.host}`;

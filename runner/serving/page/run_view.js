@@ -1,11 +1,9 @@
 // A run: its state and actions, and its tasks in three views of one selection, the chosen task beside them.
 
 import { cancelRun, resumeRun, retryTask, steerRun } from "./dialogs.js";
-import { addressOf, button, chips, cost, count, elapsed, fact, h, inOut, replace, RESUMABLE, status, time, words } from "./dom.js";
-import { GraphView } from "./graph_view.js";
+import { addressOf, button, chips, cost, count, elapsed, fact, h, inOut, owner, progress, replace, RESUMABLE, status, time, words } from "./dom.js";
 import { Live } from "./page_api.js";
-import { owner, progress } from "./run_list.js";
-import { ResultTable, Selection, STATUSES, Timeline } from "./task_lists.js";
+import { GraphView, ResultTable, Selection, STATUSES, Timeline } from "./task_views.js";
 import { TaskPanel } from "./task_panel.js";
 
 const VIEWS = ["table", "timeline", "graph"];

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, expect
 
 from plait import DAG, ParallelRunner, Task
 from plait.persistence import SQLiteStore
-from plait.runner.serving.page_routes import page_files
+from plait.runner.serving.http_routes import page_files
 from tests.runner.serving.test_page import choose_view, open_run, opened, run, started
 from tests.support.agents.logs import make_log_home, running
 from tests.support.agents.logs import plan as agent_plan
@@ -431,4 +431,4 @@ def test_the_page_is_small(tmp_path: Path) -> None:
             assert answer.headers["content-encoding"] == "gzip"
             assert answer.content == page_files()[name][0]
     assert sum(len(page_files()[name][0]) for name in names) < MOST_BYTES
-    assert len(names) == 11
+    assert len(names) == 9
