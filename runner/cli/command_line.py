@@ -104,8 +104,7 @@ _MODULES: Mapping[str, str] = {
         "run_commands": "run resume fork try",
         "check_commands": "check doctor",
         "store_commands": "runs budget export gc",
-        "show_commands": "show diff graph",
-        "log_command": "log",
+        "show_commands": "show log diff graph",
         "steer_commands": "answer continue pause tune retry cancel",
         "serve_commands": "serve ui mcp worker wake",
         "host_command": "host",  # in no help: `plait run` starts it over ssh
