@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from plait.persistence.delete_runs import Purged
 from plait.persistence.sqlite_store import MemoryStore, SQLiteStore
 from plait.persistence.store_protocol import ContextStore, FilesStore, RunStore, ServerStore, Store, TaskStore
 from plait.persistence.store_records import (
@@ -13,6 +12,7 @@ from plait.persistence.store_records import (
     MessageRecord,
     Note,
     NoteRecord,
+    Purged,
     RunRecord,
     TaskRecord,
 )

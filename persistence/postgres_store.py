@@ -26,7 +26,7 @@ import anyio
 from plait.errors import Conflict, Fenced, StoreError, StoreNotOpen, StoreRefused, StoreUnusable
 from plait.events import RunClaimed
 from plait.failpoints import SENT, reached
-from plait.persistence import delete_runs, sql_store, tables
+from plait.persistence import sql_store, tables
 from plait.persistence.postgres_connection import (
     WRITES,
     ReconnectingConnection,
@@ -39,13 +39,13 @@ from plait.persistence.postgres_connection import (
     require_driver,
 )
 from plait.persistence.sql_store import OF_ONE_STATEMENT, SQLStore
+from plait.persistence.store_records import Purged
 from plait.safe_text import SCHEMES, masked_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from plait.persistence.apply_events import Applied, CachedRun, Rows
-    from plait.persistence.delete_runs import Purged
     from plait.persistence.postgres_connection import Connection
     from plait.persistence.store_records import Batch, Note
     from plait.persistence.tables import Mode, Reading, Write
@@ -170,7 +170,7 @@ class PostgresStore(SQLStore):
         """
         deleted = await self.transact(_delete(run_ids))
         copies = "the log, the backups and pages before the next VACUUM of the server keep copies"
-        return delete_runs.Purged(deleted, 0, f"the runs are deleted; {copies}" if deleted else None)
+        return Purged(deleted, 0, f"the runs are deleted; {copies}" if deleted else None)
 
     async def obstacle(self) -> str | None:
         """Return why no run can be stored here, in one line with the remedy; None if runs can be stored. Opening the
@@ -379,7 +379,7 @@ def _send_note(run_id: str, note: Note) -> Reading[None]:
 def _delete(run_ids: Collection[str]) -> Reading[tuple[str, ...]]:
     # No batch adds a reference to a text meanwhile: a batch adds the text too.
     yield "LOCK TABLE texts IN SHARE ROW EXCLUSIVE MODE", ()
-    return (yield from delete_runs.delete(run_ids))
+    return (yield from sql_store.delete_runs(run_ids))
 
 
 # Notifications of notes. A lost notification only delays the note: the owner reads its inbox after LONGEST_WAIT_S

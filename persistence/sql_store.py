@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 from plait.errors import Conflict, StoreError
 from plait.events import EVENTS, Owner, RunCreated
-from plait.persistence import delete_runs, tables, write_rules
+from plait.persistence import tables, write_rules
 from plait.persistence.apply_events import Applied, CachedRun, TaskState, apply_events
 from plait.persistence.store_records import (
     AttemptRecord,
@@ -26,11 +26,11 @@ from plait.persistence.store_records import (
     TaskRecord,
 )
 from plait.persistence.tables import checksum, damaged, digest
-from plait.statuses import TASK_STATUSES
+from plait.statuses import RUN_DONE, TASK_STATUSES
 from plait.usage import NO_USAGE, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
     from plait.events import Event
     from plait.persistence.store_records import Batch, Note
@@ -85,7 +85,7 @@ class SQLStore:
 
         A large text is stored once, but counts in every run that holds the text.
         """
-        return await self._read(delete_runs.run_sizes)
+        return await self._read(run_sizes)
 
     async def check_rows(self) -> tuple[list[str], int, int]:
         """Read every run with its notes, events, tasks and messages. Return the names of the damaged parts, and the
@@ -295,6 +295,30 @@ def session_ids() -> Reading[set[str]]:
     return sessions | {json.loads(detail)["session_id"] for (detail,) in (yield tables.LIST_OPENED_SESSIONS, ())}
 
 
+def run_sizes() -> Reading[dict[str, int]]:
+    return {run_id: int(size) for run_id, size in (yield tables.GET_RUN_SIZES, ())}
+
+
+def delete_runs(run_ids: Collection[str]) -> Reading[tuple[str, ...]]:
+    """Delete the runs, and return those stored. Raises Conflict, and deletes none, if one has not ended or is owned."""
+    stored: list[Row] = []
+    for run_id in dict.fromkeys(run_ids):
+        stored += yield tables.GET_OWNERSHIP, (run_id,)
+    refused: list[str] = []
+    for run_id, status, owner_pid, owner_host in stored:
+        if status not in RUN_DONE:
+            refused.append(f"run {run_id!r} is {status}: resume or cancel it first")
+        elif owner_host is not None:
+            refused.append(f"run {run_id!r} is in use by process {owner_pid} on {owner_host}: stop that first")
+    if refused:
+        raise Conflict(f"nothing was deleted: {'; '.join(refused)}")
+    for run_id, *_ in stored:
+        for statement in tables.DELETE_RUN:
+            yield statement, (run_id,)
+    yield tables.DELETE_UNUSED_TEXTS, ()
+    return tuple(row[0] for row in stored)
+
+
 def check_rows() -> Reading[tuple[list[str], int, int]]:
     """See `SQLStore.check_rows`."""
     results = messages = 0
@@ -321,7 +345,7 @@ def check_rows() -> Reading[tuple[list[str], int, int]]:
     return damaged_parts, results, messages
 
 
-OF_ONE_STATEMENT: Final = frozenset({list_tasks, list_attempts, list_events, list_notes, delete_runs.run_sizes})
+OF_ONE_STATEMENT: Final = frozenset({list_tasks, list_attempts, list_events, list_notes, run_sizes})
 """The reads that need no transaction to see one state of the database."""
 
 

@@ -24,7 +24,7 @@ import anyio
 
 from plait.errors import Conflict, StoreBusy, StoreError, StoreNotOpen
 from plait.failpoints import reached
-from plait.persistence import delete_runs, sql_store, tables
+from plait.persistence import sql_store, tables
 from plait.persistence.sql_store import SQLStore
 from plait.persistence.sqlite_file import (
     BUSY_TIMEOUT_S,
@@ -35,12 +35,12 @@ from plait.persistence.sqlite_file import (
     open_memory,
     transaction,
 )
+from plait.persistence.store_records import Purged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator
 
     from plait.persistence.apply_events import CachedRun
-    from plait.persistence.delete_runs import Purged
     from plait.persistence.store_records import Batch, Note
     from plait.persistence.tables import Mode, Reading, Row, Write
 
@@ -341,10 +341,10 @@ def _transact(connection: sqlite3.Connection, writing: Reading[T]) -> T:
 def _purge(connection: sqlite3.Connection, run_ids: Collection[str]) -> Purged:
     connection.execute("PRAGMA secure_delete = ON").fetchall()
     (before,) = connection.execute(_FILE_SIZE).fetchone()
-    deleted = _transact(connection, delete_runs.delete(run_ids))
+    deleted = _transact(connection, sql_store.delete_runs(run_ids))
     remains = wipe(connection)
     (after,) = connection.execute(_FILE_SIZE).fetchone()
-    return delete_runs.Purged(deleted, max(0, before - after), remains)
+    return Purged(deleted, max(0, before - after), remains)
 
 
 def wipe(connection: sqlite3.Connection) -> str | None:

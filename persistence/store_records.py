@@ -161,6 +161,21 @@ class AttemptRecord:
     """The traceback of a function that failed, as Python prints it."""
 
 
+@value
+class Purged:
+    """The effect of `SQLiteStore.purge` or `PostgresStore.purge`."""
+
+    run_ids: tuple[str, ...]
+    """The deleted runs, without unknown ids."""
+    freed_bytes: int
+    """The reduction of the file's size; 0 for a server."""
+    remains: str | None = None
+    """None if no byte of the deleted runs is left in the store. Else one line with the reason.
+
+    Another purge, with the same ids or with none, removes the rest.
+    """
+
+
 THOUGHTS = "thoughts"
 """The role of a record with the thoughts that a model wrote into the message after it. The thoughts are shown, and are
 no part of the conversation.

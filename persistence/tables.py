@@ -408,6 +408,38 @@ LIST_OPENED_SESSIONS: Final = "SELECT detail FROM events WHERE kind = 'session_o
 """With the sessions that another session of the same attempt has replaced."""
 
 
+GET_OWNERSHIP: Final = "SELECT run_id, status, owner_pid, owner_host FROM runs WHERE run_id = ?{lock}"
+DELETE_RUN: Final = tuple(
+    f"DELETE FROM {table} WHERE run_id = ?" for table in ("notes", "events", "messages", "attempts", "tasks", "runs")
+)
+_TEXTS: Final = {
+    "runs": ("settings error policy_state", "settings_sha256"),
+    "tasks": ("prompt spec question asked answers", "prompt_sha256"),
+    "attempts": ("prompt text data error traceback", "prompt_sha256 text_sha256"),
+    "messages": ("content", "content_sha256"),
+    "notes": ("body", ""),
+}
+"""The columns of each table with texts, and those with keys of `texts`."""
+_KEYS: Final = [(table, key) for table, (_, keys) in _TEXTS.items() for key in keys.split()]
+DELETE_UNUSED_TEXTS: Final = "DELETE FROM texts WHERE sha256 IN (SELECT sha256 FROM texts" + (
+    "".join(f" EXCEPT SELECT {key} FROM {table} WHERE {key} IS NOT NULL" for table, key in _KEYS) + ")"
+)
+
+
+def _run_sizes() -> str:
+    parts: list[str] = []
+    for table, (columns, _) in _TEXTS.items():
+        total = " + ".join(f"coalesce({{bytes_of}}(CAST({column} AS {{bytes}})), 0)" for column in columns.split())
+        parts.append(f"SELECT run_id, {total} AS bytes FROM {table}")
+    keys = " UNION ".join(f"SELECT run_id, {key} AS sha256 FROM {table}" for table, key in _KEYS)
+    large = f"({keys}) AS k JOIN texts AS x ON x.sha256 = k.sha256"
+    parts.append(f"SELECT k.run_id, {{bytes_of}}(CAST(x.content AS {{bytes}})) FROM {large}")
+    return f"SELECT run_id, sum(bytes) FROM ({' UNION ALL '.join(parts)}) AS s GROUP BY run_id"
+
+
+GET_RUN_SIZES: Final = _run_sizes()
+
+
 _LARGE: Final = 64 * 1024
 SHORT: Final = _LARGE // 4
 """The number of characters of a text that is never large, because a character takes four bytes at most."""

@@ -39,9 +39,8 @@ from plait.errors import (
     nearest,
 )
 from plait.json_form import JsonInput, value
-from plait.persistence.delete_runs import Purged
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import Batch, RunRecord
+from plait.persistence.store_records import Batch, Purged, RunRecord
 from plait.program_log import logger
 from plait.runner.client.answer_task import (
     How,

@@ -35,8 +35,7 @@ LAYERS: list[list[str]] = [
     ["backends"],  # the public names
     # The contract of a store, and the rules that each store keeps.
     ["persistence.store_protocol persistence.store_records persistence.write_rules"],
-    ["persistence.tables persistence.apply_events persistence.sql_store "
-     "persistence.sqlite_file persistence.delete_runs"],
+    ["persistence.tables persistence.apply_events persistence.sql_store persistence.sqlite_file"],
     ["persistence.sqlite_store persistence.store_health", "persistence.postgres_store persistence.postgres_connection"],
     ["persistence"],  # the public names
     # One run of a DAG.
