@@ -98,7 +98,8 @@ class Scheduler:
         self._tuning: Tuning | None = None
         self._offer: tuple[ReadyQueue, int] | None = None
         """While the run is offered a slot: the tasks that may take it, and the number of slots in use with it."""
-        self._for_each = ForEachQueue(dag)
+        self._slotless: deque[int] = deque()
+        """The tasks that `take_slotless` returns, in order."""
         self._dropped: set[int] = set()
         self._admitted: set[int] = set()
         """Tasks with a condition that is true."""
@@ -107,7 +108,7 @@ class Scheduler:
         self._missing = [len(dag.needed(position)) for position in range(len(dag))]
         for position in dag.behind_rows:
             self._missing[position] += 1
-        self._joins = Joins(dag, self._missing, self._for_each)
+        self._joins = Joins(dag, self._missing)
         self._judged: dict[int, ReadyQueue] = {}
         """The queues of the backends of tasks that have a slot of their judge's backend, or wait for one (`move`)."""
         self._moving: set[int] = set()
@@ -160,7 +161,11 @@ class Scheduler:
         if self.taken >= slots.get(None, inf):
             return []
         queues = self._queues.items()
-        return [one for name, one in queues if one.taken < slots.get(name, inf) and tuning.pause_of(name) is None]
+        return [one for name, one in queues if one.taken < slots.get(name, inf) and not self._is_paused(name)]
+
+    def _is_paused(self, name: str) -> bool:
+        """Return whether a person lets no further task of the backend start."""
+        return self._tuning is not None and self._tuning.pause_of(name) is not None
 
     def watch(self, changed: Callable[[str, Account], None]) -> None:
         """Call `changed` with the name of each backend that is throttled now, and later whenever it is paused, opened,
@@ -221,13 +226,13 @@ class Scheduler:
             self._push(position)
         for ready in self._joins.wait_for_parts(position, parts) if parts else ():
             self._push(ready)
-        self._decrement(self._for_each.paired(position))
+        self._decrement(self._joins.paired(position))
 
     def put_back(self, position: int, statuses: Sequence[TaskStatus]) -> bool:
         """Let a `for_each` task that could not be expanded wait for its paired tasks. Return whether any of them is
         unfinished.
         """
-        self._for_each.put_back(position)
+        self._joins.unpair(position)
         self._missing[position] = self._count(position, statuses)
         return self._missing[position] > 0
 
@@ -235,7 +240,11 @@ class Scheduler:
         """Return the next ready `for_each` task or task with an undecided condition; None if there is none. The task
         holds no slot.
         """
-        return self._for_each.take(self._dropped)
+        if not self._slotless:
+            return None
+        position = self._slotless.popleft()
+        self._discard_dropped_slotless()
+        return position
 
     def admit(self, position: int) -> None:
         """Make the task at `position` eligible, after `take_slotless` and the decision that its condition is true. The
@@ -302,29 +311,17 @@ class Scheduler:
         taken = self._slots.taken
         if taken >= self._slots.concurrency or (self._offer is not None and taken >= self._offer[1]):
             return None
-        if self._spares:
-            return self._best_with_spares()
-        best: ReadyQueue | None = None
-        queues: Iterable[ReadyQueue] = self._queues.values() if self._offer is None else (self._offer[0],)
-        if self._tuning is not None:
-            tuned = self._tuned(self._tuning)
-            queues = tuned if self._offer is None else [one for one in tuned if one is self._offer[0]]
-        for queue in queues:
-            if queue.heap and queue.may_take and (best is None or queue.heap[0] < best.heap[0]):
-                gate = queue.account.gate
-                best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
-        return best
-
-    def _best_with_spares(self) -> ReadyQueue | None:
         best: ReadyQueue | None = None
         tuned = None if self._tuning is None else self._tuned(self._tuning)
         for name, queue in self._queues.items():
-            if not queue.heap or (self._tuning is not None and self._tuning.pause_of(name) is not None):
+            if not queue.heap:
                 continue
-            serving = self._serving(queue)
-            if not serving.may_take or (self._offer is not None and serving is not self._offer[0]):
+            serving = self._serving(queue) if self._spares else queue
+            if not serving.may_take or (best is not None and best.heap[0] < queue.heap[0]):
                 continue
-            if (tuned is not None and serving not in tuned) or (best is not None and best.heap[0] < queue.heap[0]):
+            if self._offer is not None and serving is not self._offer[0]:
+                continue
+            if tuned is not None and (serving not in tuned or self._is_paused(name)):
                 continue
             gate = serving.account.gate
             best = queue if gate is None or self.rates.admitted(gate, queue.heap[0][1]) else best
@@ -426,7 +423,7 @@ class Scheduler:
     def finish_without_slot(self, position: int, status: TaskStatus) -> None:
         """Record the end as `status` of a task without a slot, and unlock its dependents."""
         if satisfies(self._dag.tasks[position], status):
-            self._decrement(self._joins.without(self._for_each.waiting(position)))
+            self._decrement(self._joins.without(self._joins.waiting(position)))
         for ready in self._joins.end(position, status):
             self._push(ready)
 
@@ -477,7 +474,7 @@ class Scheduler:
         self._missing[position] = -1
         self._dropped.add(position)
         self._discard_dropped(self._queue_of[position].heap)
-        self._for_each.discard_dropped(self._dropped)
+        self._discard_dropped_slotless()
         for ready in self._joins.end(position, TaskStatus.CANCELLED):
             self._push(ready)
 
@@ -632,7 +629,7 @@ class Scheduler:
         for the end of its own delay (`ends`, by position), or until its backend may be called again. None if not,
         and if everything waits for a person.
         """
-        if self.taken or self.aside != len(ends) or self._for_each.ready:
+        if self.taken or self.aside != len(ends) or self._slotless:
             return None
         times: list[float] = []
         for queue in self._queues.values():
@@ -655,7 +652,7 @@ class Scheduler:
     @property
     def exhausted(self) -> bool:
         """True at the end of the run: no task holds a slot, is set aside, or is eligible."""
-        if self.taken or self.aside or self._for_each.ready or self._unlooked:
+        if self.taken or self.aside or self._slotless or self._unlooked:
             return False
         return not any(queue.heap and not self._waits_for_person(queue) for queue in self._queues.values())
 
@@ -705,7 +702,7 @@ class Scheduler:
         if self._dag.tasks[position].join != "all" or position in self._joins.joined:
             return self._joins.missing(position)
         needed = [before for before in self._dag.needed(position) if not self._is_satisfied(before, statuses[before])]
-        return sum(self._for_each.waits(position, before) for before in needed)
+        return sum(self._joins.waits(position, before) for before in needed)
 
     def _is_satisfied(self, position: int, status: TaskStatus) -> bool:
         return status in TASK_DONE and satisfies(self._dag.tasks[position], status)
@@ -713,7 +710,7 @@ class Scheduler:
     def _push(self, position: int, *, goes_on: bool = False) -> None:
         task = self._dag.tasks[position]
         if task.gathers or self.is_undecided(position):
-            self._for_each.ready.append(position)
+            self._slotless.append(position)
             return
         path = self._paths[position]
         if goes_on or task.continues is not None:
@@ -726,6 +723,10 @@ class Scheduler:
     def _discard_dropped(self, heap: list[tuple[float, int]]) -> None:
         while heap and heap[0][1] in self._dropped:
             heapq.heappop(heap)
+
+    def _discard_dropped_slotless(self) -> None:
+        while self._slotless and self._slotless[0] in self._dropped:
+            self._slotless.popleft()
 
     def _free(self, position: int) -> Account:
         """Release the slot of the task. Return the account of the backend that has answered it."""
@@ -757,53 +758,6 @@ def _end_of_limit(account: Account) -> float:
     return inf if pause.no_credit else pause.until
 
 
-class ForEachQueue:
-    """The `for_each` tasks of the run of `dag`."""
-
-    def __init__(self, dag: DAG) -> None:
-        self._dag = dag
-        self._put_back: set[int] = set()
-        """Tasks that could not be expanded and wait for all dependencies before failing."""
-        self.ready: deque[int] = deque()
-        """Positions of the ready tasks, tasks with a condition included, in order."""
-
-    def take(self, dropped: Collection[int]) -> int | None:
-        """Remove and return the position of the next ready task; None if there is none."""
-        if not self.ready:
-            return None
-        position = self.ready.popleft()
-        self.discard_dropped(dropped)
-        return position
-
-    def discard_dropped(self, dropped: Collection[int]) -> None:
-        """Remove the tasks in `dropped` from the head of the queue."""
-        while self.ready and self.ready[0] in dropped:
-            self.ready.popleft()
-
-    def put_back(self, position: int) -> None:
-        """Cancel the pairings of the task at `position`: from now on the task waits for its dependencies itself."""
-        self._put_back.add(position)
-
-    def waits(self, position: int, other: int) -> bool:
-        """Return whether the task at `position` itself waits for `other`, a task it needs. For a pair, only the parts
-        wait.
-        """
-        return position in self._put_back or not self._dag.pairs_up(position, other)
-
-    def waiting(self, position: int) -> Sequence[int]:
-        """Return the positions of the tasks that themselves wait for the task at `position`."""
-        needed_by = self._dag.needed_by(position)
-        if self._dag.tasks[position].for_each is None:
-            return needed_by
-        return [after for after in needed_by if self.waits(after, position)]
-
-    def paired(self, position: int) -> list[int]:
-        """Return the positions of the dependents of the expanded task at `position` that do not wait for the task
-        itself.
-        """
-        return [after for after in self._dag.needed_by(position) if not self.waits(after, position)]
-
-
 def satisfies(task: Task, status: TaskStatus) -> bool:
     """Return whether dependents may run after the task ended as `status`."""
     if status is TaskStatus.COMPLETED:
@@ -833,20 +787,47 @@ class _Joined:
 
 
 class Joins:
-    """The tasks with `join` other than `all` in the run of `dag`, and those that gather their parts: a call goes on
-    once all have ended. Each has 1 in `missing` until it may start, then 0.
+    """Who waits for whom in the run of `dag`, where that is not just all that a task needs.
+
+    The tasks of a pair of `for_each` tasks do not wait for each other, only their parts do. The tasks with `join` other
+    than `all`, and those that gather their parts (a call goes on once all have ended), have 1 in `missing` each until
+    they may start, then 0.
 
     Whether a task can never start is followed only in a graph with a join or a call: for all others it makes no
     difference.
     """
 
-    def __init__(self, dag: DAG, missing: list[int], for_each: ForEachQueue) -> None:
+    def __init__(self, dag: DAG, missing: list[int]) -> None:
         self._dag = dag
         self._missing = missing
-        self._for_each = for_each
+        self._unpaired: set[int] = set()
+        """The `for_each` tasks that could not be expanded and wait for all dependencies before failing."""
         self.joined: dict[int, _Joined] = {}
         self._follows = False
         self._dead: set[int] = set()
+
+    def unpair(self, position: int) -> None:
+        """Cancel the pairings of the task at `position`: from now on the task waits for its dependencies itself."""
+        self._unpaired.add(position)
+
+    def waits(self, position: int, other: int) -> bool:
+        """Return whether the task at `position` itself waits for `other`, a task it needs. For a pair, only the parts
+        wait.
+        """
+        return position in self._unpaired or not self._dag.pairs_up(position, other)
+
+    def waiting(self, position: int) -> Sequence[int]:
+        """Return the positions of the tasks that themselves wait for the task at `position`."""
+        needed_by = self._dag.needed_by(position)
+        if self._dag.tasks[position].for_each is None:
+            return needed_by
+        return [after for after in needed_by if self.waits(after, position)]
+
+    def paired(self, position: int) -> list[int]:
+        """Return the positions of the dependents of the expanded task at `position` that do not wait for the task
+        itself.
+        """
+        return [after for after in self._dag.needed_by(position) if not self.waits(after, position)]
 
     def without(self, positions: Sequence[int]) -> Sequence[int]:
         """Return the positions of the tasks that start after all of their dependencies."""
@@ -866,7 +847,7 @@ class Joins:
         for position in range(start, len(tasks)) if self._follows else ():
             task = tasks[position]
             if self._dag.is_expanded(position):
-                parts = [one for one in self._dag.needed(position) if self._for_each.waits(position, one)]
+                parts = [one for one in self._dag.needed(position) if self.waits(position, one)]
                 if task.join != "all":  # which has let it start
                     parts = [one for one in parts if tasks[one].id.startswith(f"{task.id}.")]
                 self._gather(position, parts)
@@ -899,7 +880,7 @@ class Joins:
         if self.joined[position].starts is not False:
             return []
         self._dead.add(position)
-        return self._settle([(after, position, False) for after in self._for_each.waiting(position)])
+        return self._settle([(after, position, False) for after in self.waiting(position)])
 
     def _gather(self, position: int, parts: Collection[int]) -> None:
         kind: Literal["done", "gathered"] = "done" if self._dag.tasks[position].calls else "gathered"
@@ -915,7 +896,7 @@ class Joins:
         if not satisfies(self._dag.tasks[position], status):
             self._dead.add(position)
         is_completed = status is TaskStatus.COMPLETED
-        return [(after, position, is_completed) for after in self._for_each.waiting(position)]
+        return [(after, position, is_completed) for after in self.waiting(position)]
 
     def _settle(self, edges: list[tuple[int, int, bool]]) -> list[int]:
         """Tell each task of a dependency that has ended, completed or not, or can never start: `edges` are the two, and
@@ -939,7 +920,7 @@ class Joins:
                 ready.append(position)
             elif starts is False:
                 self._dead.add(position)
-                edges += [(after, position, False) for after in self._for_each.waiting(position)]
+                edges += [(after, position, False) for after in self.waiting(position)]
         return ready
 
 

@@ -15,8 +15,7 @@ import pytest
 
 from plait.runner.domain.dag import DAG
 from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.scheduling.slots import Account, Concurrency, Pause, SlotPool
-from plait.runner.scheduling.width_search import FIRST_WIDTH, WidthSearch
+from plait.runner.scheduling.slots import FIRST_WIDTH, Account, Concurrency, Pause, SlotPool, WidthSearch
 from plait.statuses import TaskStatus
 from plait.task import Task
 
