@@ -93,7 +93,10 @@ class RunState:
         self._attempts: list[int] = [0] * len(dag)
         self.attempts: Final[Sequence[int]] = self._attempts
         """The number of attempts of each task, equal to the number of the last attempt."""
-        self._failures = Failures()
+        self._failures: Counter[int] = Counter()
+        """The number of failed attempts of each task that count for retries. Interrupted attempts do not count."""
+        self._throttled: Counter[int] = Counter()
+        """How often the backend has refused the task because of a limit or an overload."""
         self._results: dict[int, TaskResult] = {}
         self.results: Final[Mapping[int, TaskResult]] = self._results
         """Results of the tasks that are done."""
@@ -184,7 +187,7 @@ class RunState:
 
     def failures(self, position: int) -> int:
         """Return the number of failed attempts of the task that count for the retry policy."""
-        return self._failures.of(position)
+        return self._failures[position]
 
     def added_by(self, position: int) -> str | None:
         """Return the id of the task that added the task; None for a task of the plan or of the run's policy."""
@@ -591,8 +594,7 @@ class RunState:
         self._move(position, events.TaskReopened.kind)
         del self._results[position]
         self._answers.pop(position, None)
-        self._failures.reset(position)
-        del self._refusals[position]
+        self._forget_failures(position)
         damaged = position < len(self.records) and self.records[position].damaged
         return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged, prompt)
 
@@ -679,7 +681,7 @@ class RunState:
         gone = self._freed_summary
         by_task: tuple[dict[int, Any], ...] = (
             *(self._results, self._conversations, self._prompts, self._continuations, self._added_by, self._seen),
-            *(self._answers, self._spent, self._continued, self._refusals),
+            *(self._answers, self._spent, self._continued, self._refusals, self._failures, self._throttled),
         )
         for position in positions:
             self._freed[self._statuses[position]] += 1
@@ -691,7 +693,6 @@ class RunState:
                 adopted=gone.adopted + (position in self._adopted),
             )
             self._started[position] = False
-            self._failures.reset(position)
             for kept in by_task:
                 kept.pop(position, None)
         self._freed_summary = gone
@@ -708,13 +709,31 @@ class RunState:
         attempt, usage = self._spent.get(position, (0, NO_USAGE))
         return usage if attempt == self._attempts[position] else NO_USAGE
 
-    def count_failure(self, position: int, kind: ErrorKind, in_a_row: int = 0) -> int:
-        """Count a failed attempt of the task. Return the number of throttlings, as `Failures.note`."""
-        return self._failures.note(position, kind, in_a_row)
+    def count_failure(self, position: int, kind: str | None, in_a_row: int = 0) -> int:
+        """Count a failed attempt of the task with an error of `kind`.
+
+        `in_a_row` is the number of the backend's earlier refusals of any task in a row. Returns 0 unless the backend
+        refused the task; else the number of refusals of the task so far, or of the pauses in a row, if greater.
+        """
+        if kind in _NOT_COUNTED:
+            return 0  # has tries of its own, or ends with a person's answer
+        if kind not in THROTTLING:
+            self._failures[position] += 1
+            return 0
+        self._throttled[position] += 1
+        own = self._throttled[position]
+        times = max(own, in_a_row // _OF_A_PAUSE)
+        if times > MOST_THROTTLINGS and (kind != ErrorKind.RATE_LIMITED or own > in_a_row + 1):
+            self._failures[position] += 1
+        return times
+
+    def _forget_failures(self, position: int) -> None:
+        """Reset the counts of the task, because a person has reopened the task."""
+        del self._failures[position], self._throttled[position], self._refusals[position]
 
     def was_throttled(self, position: int) -> bool:
         """Return whether the task's backend has refused the task because of a limit or an overload."""
-        return self._failures.was_throttled(position)
+        return self._throttled[position] > 0
 
     def count_stored_failures(self, position: int, attempts: Iterable[AttemptRecord]) -> None:
         """Count the task's failed attempts of earlier processes. A crash thus gives a task no further attempts, and no
@@ -722,12 +741,11 @@ class RunState:
         """
         for attempt in attempts:
             if attempt.status == AttemptStatus.RETRIED and attempt.error_kind != ErrorKind.SESSION_LOST.value:
-                self._failures.note(position, attempt.error_kind)
+                self.count_failure(position, attempt.error_kind)
                 if is_refusal(attempt.error):
                     self._refusals[position] += 1
             elif attempt.status in {AttemptStatus.FAILED, AttemptStatus.COMPLETED}:  # reopened since, by a person
-                self._failures.reset(position)
-                del self._refusals[position]
+                self._forget_failures(position)
 
     def mark_repeats(self, positions: Iterable[int]) -> None:
         """Record the tasks with an earlier attempt that may be paid for a second time by the next attempt."""
@@ -807,44 +825,6 @@ large for it.
 _NOT_COUNTED = frozenset({ErrorKind.CHECK_FAILED, ErrorKind.NO_CREDIT})
 _OF_A_PAUSE = 3
 """Refusals that pause a backend: of a call and of two probes."""
-
-
-class Failures:
-    """The number of failed attempts that count for retries, by task position. Interrupted attempts do not count."""
-
-    def __init__(self) -> None:
-        self._counted: Counter[int] = Counter()
-        self._throttled: Counter[int] = Counter()
-
-    def of(self, position: int) -> int:
-        """Return the number of counted failures of the task."""
-        return self._counted[position]
-
-    def was_throttled(self, position: int) -> bool:
-        """Return whether the backend has refused the task."""
-        return self._throttled[position] > 0
-
-    def note(self, position: int, kind: str | None, in_a_row: int = 0) -> int:
-        """Count a failed attempt with an error of `kind`.
-
-        `in_a_row` is the number of the backend's earlier refusals of any task in a row. Returns 0 unless the backend
-        refused the task; else the number of refusals of the task so far, or of the pauses in a row, if greater.
-        """
-        if kind in _NOT_COUNTED:
-            return 0  # has tries of its own, or ends with a person's answer
-        if kind not in THROTTLING:
-            self._counted[position] += 1
-            return 0
-        self._throttled[position] += 1
-        own = self._throttled[position]
-        times = max(own, in_a_row // _OF_A_PAUSE)
-        if times > MOST_THROTTLINGS and (kind != ErrorKind.RATE_LIMITED or own > in_a_row + 1):
-            self._counted[position] += 1
-        return times
-
-    def reset(self, position: int) -> None:
-        """Reset the counts of the task, because a person has reopened the task."""
-        del self._counted[position], self._throttled[position]
 
 
 def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:
