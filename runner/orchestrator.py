@@ -32,7 +32,7 @@ from plait.runner.policies.goal_policy import (
     Team,
     is_work,
 )
-from plait.runner.recovery.resume import ResumeOptions
+from plait.runner.recovery.resume_plan import ResumeOptions
 from plait.runner.state.stored_run import StoredPolicy, read_policy_state
 from plait.statuses import RunStatus, TaskStatus
 from plait.usage import Usage

@@ -16,7 +16,8 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.live_run import Run
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.recovery.resume import ResumeOptions, continued_run
+from plait.runner.recovery.resume import continued_run
+from plait.runner.recovery.resume_plan import ResumeOptions
 from plait.task import Task
 
 if TYPE_CHECKING:

@@ -62,8 +62,8 @@ from plait.runner.plan import PlanError
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy, Team
-from plait.runner.recovery.resume import ResumeOptions, find_newest_resumable
-from plait.runner.recovery.resume_plan import ResumeAction
+from plait.runner.recovery.resume import find_newest_resumable
+from plait.runner.recovery.resume_plan import ResumeAction, ResumeOptions
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun, ended_result, needs_no_work, read_settings
 from plait.runner.views.event_sentences import counted, named_tasks, tokens

@@ -19,16 +19,18 @@ from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import owner_is_gone, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.recovery.adoption import with_detached_turns
-from plait.runner.recovery.given_answers import (
+from plait.runner.recovery.resume_plan import (
     DECLARED_FAILED,
+    Evidence,
+    ResumeAction,
     first_notes,
     given_answers,
+    owner_died,
+    plan_resume,
     question_of,
     too_late,
+    with_detached_turns,
 )
-from plait.runner.recovery.resume import owner_died
-from plait.runner.recovery.resume_plan import Evidence, ResumeAction, plan_resume
 from plait.runner.state.attempt_files import under_way
 from plait.runner.state.budget import raise_of
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run

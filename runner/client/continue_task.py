@@ -22,11 +22,12 @@ from plait.clock_and_ids import iso, traceparent
 from plait.errors import BackendError, PlaitError, TurnNotStored
 from plait.events import Event, MessageAppended, RunReleased, SessionOpened
 from plait.persistence.store_records import TaskRecord
-from plait.runner.engine.attempt import Pricing, options_for
+from plait.runner.engine.attempt import options_for
 from plait.runner.engine.backend_call import call_backend
+from plait.runner.engine.call_costs import CallCosts
 from plait.runner.engine.checkpointer import Checkpointer
 from plait.runner.engine.lease import acquire, due_at, renew, unregister, wait_for_expiry
-from plait.runner.engine.run_hosts import connected_hosts, remove_files_on_hosts, run_on_hosts
+from plait.runner.engine.run_lifecycle import connected_hosts, remove_files_on_hosts, run_on_hosts
 from plait.runner.engine.run_options import RunOptions, require_backends
 from plait.runner.state.attempt_files import attempt_files, files_root, kill_orphans, under_way
 from plait.runner.state.stored_conversations import load_history
@@ -84,8 +85,8 @@ async def continue_task(config: RunOptions, run: StoredRun, task_id: str, messag
                 await kill_orphans(run.store, run_id, under_way(run.tasks))
                 async with _connected(run, config.backends[name], position.epoch):
                     outcome = await call_backend(config.backends[name], request, message)
-                pricing = Pricing(config.backends, config.prices, config.clock)
-                outcome = await pricing.priced(outcome, name, task.model)
+                costs = CallCosts(config)
+                outcome = await costs.priced(outcome, name, task.model)
                 reply, failure = outcome.reply, outcome.error
                 if outcome.asked is not None:
                     failure = PlaitError(
@@ -144,7 +145,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         )
     attachments: tuple[Attachment, ...] = ()
     if Abilities.of(backend).takes_files == "contents" and sends_files(task, run.state.dag):
-        attachments = (await read_contents(task, run.state.dag)).attachments
+        _, attachments = await read_contents(task, run.state.dag)
     number = f"{_PERSON}-{run.record.last_seq}"
     placement = None
     if isinstance(backend, PlacedBackend):

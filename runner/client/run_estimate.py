@@ -21,9 +21,9 @@ from plait.json_form import value
 from plait.runner.domain.dag import DAG, RowsFile, group_of
 from plait.runner.domain.prompt_values import named, rendered
 from plait.runner.engine.answer_check import VERDICT
+from plait.runner.engine.call_costs import ATTACHMENT_TOKENS, CallCosts, all_calls_of, tokens_in
 from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
-from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, WorstCases, all_calls_of, tokens_in
 from plait.runner.reuse.earlier_answers import ReuseFrom
 from plait.runner.state.stored_run import StoredRun, read_settings, stored_record, stored_run
 from plait.runner.state.task_files import files_of
@@ -146,12 +146,12 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         length = rows if rows is not None and dag.tasks[positions[0]].item is not None else length
         counts[group] = (1, False) if length is None else (length, True)
         prompts.repeat[group] = counts[group][0]
-    worst, refused = WorstCases(config.backends, config.prices, config.clock), None
+    call_costs, refused = CallCosts(config), None
     if config.budget is not None or config.limited_by_day:
         try:
             asked_of = all_calls_of(dag, names, config.default, config.spares)
             has_budget = config.budget is not None
-            await worst.require(asked_of, config.limited_by_day, has_budget=has_budget, unpriced=config.unpriced)
+            await call_costs.require(asked_of, config.limited_by_day, has_budget=has_budget, unpriced=config.unpriced)
         except InvalidRequest as error:
             refused = str(error)
     asked: list[_Calls] = []
@@ -173,8 +173,8 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         calls = _Calls(estimate, task, sent, seen)
         asked.append(calls)
         if task.check is not None and task.check.judge is not None:
-            asked.append(_judged(calls, task.check.backend or name, task.check.judge, worst.answer_tokens(name)))
-    tasks = [await _estimated(calls, config, worst) for calls in asked]
+            asked.append(_judged(calls, task.check.backend or name, task.check.judge, call_costs.answer_tokens(name)))
+    tasks = [await _estimated(calls, config, call_costs) for calls in asked]
     known = [task.usage.usage for task in tasks if task.usage is not None]
     costs = [task.most_usd for task in tasks]
     grows = grows or any(task.adds_tasks for task in dag)
@@ -209,7 +209,7 @@ def _rows_in(file: RowsFile) -> int:
     return sum(1 for _ in row_entries(Path(file.path)))
 
 
-async def _estimated(calls: _Calls, config: RunOptions, worst: WorstCases) -> TaskEstimate:
+async def _estimated(calls: _Calls, config: RunOptions, call_costs: CallCosts) -> TaskEstimate:
     """Return the estimate with the usage and the most that the calls cost."""
     estimate, task, number = calls.estimate, calls.task, calls.estimate.calls
     backend, prices = config.backends[estimate.backend], Prices(config.prices)
@@ -226,7 +226,7 @@ async def _estimated(calls: _Calls, config: RunOptions, worst: WorstCases) -> Ta
 
     def most(more: int = 0) -> float | None:
         costs = [
-            worst.of_call(estimate.backend, task.model, one.tokens + more, task.output_schema) for one in calls.sent
+            call_costs.most(estimate.backend, task.model, one.tokens + more, task.output_schema) for one in calls.sent
         ]
         return None if None in costs else sum(cost for cost in costs if cost is not None) * number / len(costs)
 

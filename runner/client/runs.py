@@ -68,14 +68,8 @@ from plait.runner.engine.lease import (
 )
 from plait.runner.engine.live_run import Feed, LiveText, Run, TextPiece
 from plait.runner.engine.run_options import RunOptions, unbounded
-from plait.runner.recovery.resume import (
-    OnUnreached,
-    ResumeOptions,
-    continued_run,
-    end_run_on_hosts,
-    finish_cancelling,
-)
-from plait.runner.recovery.resume_plan import ResumeAction
+from plait.runner.recovery.resume import OnUnreached, continued_run, end_run_on_hosts, finish_cancelling
+from plait.runner.recovery.resume_plan import ResumeAction, ResumeOptions
 from plait.runner.reuse.earlier_answers import ReuseFrom, is_try, require_tasks
 from plait.runner.state.attempt_files import delete_files, has_sessions, kill_orphans
 from plait.runner.state.run_state import RunState

@@ -138,8 +138,8 @@ class AnswerCheck:
     @property
     def _is_limited(self) -> bool:
         """Whether a budget limits what the judge may cost."""
-        budget, worst = self._run.budget, self._run.worst_cases
-        return budget is not None and budget.limits(self._task) and not worst.is_free(self._judge)
+        budget, costs = self._run.budget, self._run.call_costs
+        return budget is not None and budget.limits(self._task) and not costs.is_free(self._judge)
 
     async def _ask_judge(self, request: ConversationRequest, judged: Reply, priced: Priced, slot: Slot) -> CallOutcome:
         """Ask the judge, again after errors as the task's retry policy says: the answer itself is not to be paid twice.

@@ -11,39 +11,36 @@ from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
-from anyio.to_thread import run_sync
 
 from plait import events
-from plait.backends import prices
 from plait.backends.backend_protocol import (
     Abilities,
     Allowance,
-    Backend,
+    Attachment,
     ConversationRequest,
     DetachedBackend,
+    DetachedTurn,
     Files,
     Output,
     PlacedBackend,
     Placement,
     Reply,
 )
-from plait.backends.prices import Billing, Price, Prices, billing_of
-from plait.clock_and_ids import Clock, traceparent
+from plait.backends.prices import billing_of
+from plait.clock_and_ids import parse_time, traceparent
 from plait.dialogue import Answer, Message
 from plait.errors import BackendError, ErrorKind, PromptError, StoreError
 from plait.json_form import JsonInput, to_json
 from plait.runner.domain.continuation import EVIDENCE, NO_HISTORY, Continuation, History
 from plait.runner.engine.answer_check import VERDICT, AnswerCheck, Settle
 from plait.runner.engine.backend_call import CallOutcome, call_backend, classified, kept_usage
-from plait.runner.engine.live_run import AdoptedAttempt, LiveRun
+from plait.runner.engine.call_costs import ATTACHMENT_TOKENS, tokens_in
+from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.row_reader import answers_of_rows
 from plait.runner.engine.work_folders import WorkFolders
-from plait.runner.engine.worst_case import ATTACHMENT_TOKENS, tokens_in
 from plait.runner.state.attempt_files import attempt_files, end_attempt, files_root, make_room, run_folder
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.task_files import (
-    NO_CONTENTS,
-    FileContents,
     conversation_of,
     files_of,
     read_contents,
@@ -55,51 +52,6 @@ from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE
 from plait.task import TEXT, ModelOptions, Task
 from plait.usage import NO_USAGE, Usage
-
-
-class Pricing:
-    """Gives usage of an unknown cost its price. A cost that the backend reports stays, unless it is an estimate."""
-
-    def __init__(self, backends: Mapping[str, Backend], lines: Mapping[str, Price], clock: Clock) -> None:
-        self._prices = Prices(lines)
-        self._clock = clock
-        self._backends = backends
-
-    async def priced(self, outcome: CallOutcome, name: str, model: str | None) -> CallOutcome:
-        """Return `outcome`, of a call of the backend `name`, with its cost. `model` is the model that the task names,
-        None for the backend's own. The list of prices is loaded if necessary, in a thread; a cancellation waits for the
-        list, because the outcome is paid for.
-        """
-        reply, error = outcome.reply, outcome.error
-        ended = reply or error
-        if ended is None or ended.usage is NO_USAGE:
-            return outcome
-        billing = self._billing(name, model)
-        if ended.usage.cost_is_unknown and self._prices.needs_list(ended.usage, billing):
-            with anyio.CancelScope(shield=True):
-                await run_sync(prices.load)
-        usage = self._price(ended.usage, billing, ended.messages)
-        if usage is ended.usage:
-            return outcome
-        if reply is not None:
-            return replace(outcome, reply=replace(reply, usage=usage))
-        if error is not None:
-            error.usage = usage
-        return outcome
-
-    def price(self, used: Usage, name: str, model: str | None) -> Usage:
-        """Return `used`, by the backend `name`, with its cost, as far as known without loading the list."""
-        return self._price(used, self._billing(name, model), ())
-
-    def _price(self, used: Usage, billing: Billing, messages: Sequence[Message]) -> Usage:
-        """Return `used` with its cost. The usage of `messages`, if any, is by request."""
-        longest = max([message.usage.input_tokens for message in messages], default=0) or None
-        return self._prices.priced(used, billing, longest, at=self._clock.wall())
-
-    def _billing(self, name: str, model: str | None) -> Billing:
-        billing = billing_of(self._backends.get(name))
-        return billing if model is None else replace(billing, model=model)
-
 
 _START_NOT_STORED = (
     "the store does not answer, so this at_most_once task was not started: after a crash "
@@ -156,8 +108,10 @@ class Attempt:
     """The prompt of the task, or the message sent instead."""
     called: bool = False
     """True once the backend was called."""
-    contents: FileContents = NO_CONTENTS
-    """The contents of the files of the task."""
+    texts: Sequence[tuple[str, str]] = ()
+    """The name and the text of each text file of the task."""
+    attachments: tuple[Attachment, ...] = ()
+    """Its other files, and those of the tasks whose conversation it continues."""
     waits: int = 0
     """The number of waits for the store so far, for a task marked at_most_once."""
     over: bool = False
@@ -170,8 +124,10 @@ class Attempt:
     """True while the attempt is to run on another host, and no host may begin yet."""
     place: str | None = None
     """The host of the attempt, once that host may begin; None for an attempt in this process."""
-    adopted: AdoptedAttempt | None = None
-    """The attempt as an earlier process left the attempt behind, if an earlier process began the attempt."""
+    adopted: DetachedTurn | None = None
+    """The attempt's turn as an earlier process left it behind, if one began the attempt: "alive", or "ended" with an
+    answer still to be read.
+    """
 
     @property
     def has_begun(self) -> bool:
@@ -219,7 +175,7 @@ class AttemptRunner:
         self._backends = run.options.backends
         self._task_backends = run.task_backends
         self._spares = run.options.spares
-        self._pricing = Pricing(self._backends, run.options.prices, self._clock)
+        self._costs = run.call_costs
         # Computed once: isinstance with a protocol costs more than the rest of an attempt's start.
         self._abilities = {name: Abilities.of(backend) for name, backend in self._backends.items()}
         self._outlive = {name: isinstance(backend, DetachedBackend) for name, backend in self._backends.items()}
@@ -265,13 +221,14 @@ class AttemptRunner:
         number = self._state.attempts[position] + 1
         return Attempt(position, task, number, self._new_session_id(name), name, continuation)
 
-    def adopt(self, position: int, adopted: AdoptedAttempt) -> Attempt:
+    def adopt(self, position: int, adopted: DetachedTurn) -> Attempt:
         """Return the attempt that an earlier process began, reconstructed as far as possible."""
+        record = self._state.records[position]
         task, number = self._state.dag.tasks[position], self._state.attempts[position]
         continuation = self._state.continuations.get(position)
         self._state.adopt(position)
         before = None if continuation is not None else self._state.continued_session(task)
-        session_id = adopted.session_id
+        session_id = record.session_id
         # If the earlier session was lost, the attempt may have continued in a session of its own.
         same = before is not None and (before == session_id or not self._forks(task))
         resume, forks = continuation is not None or same, None if same else before
@@ -282,11 +239,11 @@ class AttemptRunner:
             session_id=session_id,
             backend=self._state.moved.get(position) or self._task_backends[position],
             continuation=continuation,
-            confirmed=adopted.confirmed,
+            confirmed=record.session_confirmed,
             resume=resume,
             fork_of=forks,
             called=True,
-            place=adopted.detached.place,
+            place=adopted.place,
             adopted=adopted,
         )
 
@@ -318,13 +275,13 @@ class AttemptRunner:
         """Return the most that the next attempt of the task costs, in US dollars, on the backend `name` if given:
         infinite if that cannot be stated, None for a task that costs nothing.
         """
-        worst, task = self._run.worst_cases, self._state.dag.tasks[position]
+        costs, task = self._costs, self._state.dag.tasks[position]
         name = name or self._run.backend_of(position)
         judge = None if task.check is None or task.check.judge is None else task.check.backend or name
-        if worst.is_free(name) and (judge is None or worst.is_free(judge)):
+        if costs.is_free(name) and (judge is None or costs.is_free(judge)):
             return None
         sent = self._most_sent(position, task)
-        most = worst.of_call(name, self._options(position, name).model, sent, task.output_schema)
+        most = costs.most(name, self._options(position, name).model, sent, task.output_schema)
         continuation = self._state.continuations.get(position)
         answer = None if continuation is None or continuation.answer is None else continuation.answer.value
         if most is not None and isinstance(answer, int | float):  # perhaps a higher limit for the turn of an agent
@@ -332,8 +289,8 @@ class AttemptRunner:
         judged: float | None = 0.0
         if judge is not None and task.check is not None and task.check.judge is not None:
             # The judge may be shown all that the task was, and the answer.
-            read = sent + worst.answer_tokens(name) + tokens_in(task.check.judge)
-            judged = worst.of_call(judge, None, read, VERDICT)
+            read = sent + costs.answer_tokens(name) + tokens_in(task.check.judge)
+            judged = costs.most(judge, None, read, VERDICT)
         return inf if most is None or judged is None else most + judged
 
     def _most_sent(self, position: int, task: Task) -> int:
@@ -370,7 +327,7 @@ class AttemptRunner:
         try:
             task = attempt.task
             if (task.files or task.continues is not None) and sends_files(task, self._state.dag):
-                attempt.contents = await read_contents(task, self._state.dag)
+                attempt.texts, attempt.attachments = await read_contents(task, self._state.dag)
             attempt.prompt = clean_text(self._prompt(attempt))
             history = (
                 NO_HISTORY
@@ -399,11 +356,11 @@ class AttemptRunner:
             failure.usage = self._state.spent(attempt.position)  # a continued session counts the tokens again
         ended = outcome.reply or failure
         if ended is not None and ended.usage is not NO_USAGE:
-            outcome = await self._pricing.priced(outcome, attempt.backend, self._model(attempt))
+            outcome = await self._costs.priced(outcome, attempt.backend, self._model(attempt))
         reply = outcome.reply
         if check is not None and reply is not None and reply.question is None:
             slot = partial(self._slot_for_judge, attempt)
-            checked, evidence, mistake = await check.run(request, reply, self._pricing.priced, slot)
+            checked, evidence, mistake = await check.run(request, reply, self._costs.priced, slot)
             data_json = outcome.data_json if checked.data is reply.data else to_json(checked.data)
             # The turn costs what the answer did, the attempt what the judge did as well.
             reply = replace(checked, messages=(*reply.turn(message), *evidence))
@@ -430,15 +387,16 @@ class AttemptRunner:
         limit = attempt.task.timeout
         if limit is None or attempt.adopted is None:
             return limit
-        return max(limit - self.earlier_duration(attempt.adopted), _ATTACH_SECONDS)
+        return max(limit - self.earlier_duration(attempt), _ATTACH_SECONDS)
 
-    def earlier_duration(self, adopted: AdoptedAttempt) -> float:
-        """Return the seconds since another process started the attempt; 0 if it has already ended (the end time is
-        unknown).
+    def earlier_duration(self, attempt: Attempt) -> float:
+        """Return the seconds since another process started the adopted attempt; 0 if it has already ended (the end time
+        is unknown).
         """
-        if adopted.since is None or adopted.has_ended:
+        since = self._state.records[attempt.position].started_at
+        if since is None or attempt.adopted is None or attempt.adopted.state == "ended":
             return 0.0
-        return max(0.0, self._clock.wall() - adopted.since)
+        return max(0.0, self._clock.wall() - parse_time(since))
 
     def _prompt(self, attempt: Attempt) -> str:
         if (continuation := attempt.continuation) is not None and continuation.answer is not None:
@@ -451,7 +409,7 @@ class AttemptRunner:
         files = files_of(attempt.task)
         if self._abilities[attempt.backend].takes_files == "paths":
             return with_paths(prompt, files)
-        return with_texts(prompt, attempt.contents.texts)
+        return with_texts(prompt, attempt.texts)
 
     async def _history(self, task: Task, continues: str) -> History:
         """Return the conversation that the task continues, read back from the store if not in memory."""
@@ -523,7 +481,7 @@ class AttemptRunner:
             workspace=self._state.workspace(task) if name in self._take_places else None,
             keeps=() if self._folders is None else self._folders.descriptors(attempt.position),
             values=self._values(attempt.position, task) if task.arguments else _NO_VALUES,
-            attachments=attempt.contents.attachments if self._abilities[name].takes_files == "contents" else (),
+            attachments=attempt.attachments if self._abilities[name].takes_files == "contents" else (),
         )
 
     def _values(self, position: int, task: Task) -> Mapping[str, JsonInput]:
@@ -588,7 +546,7 @@ class AttemptRunner:
                 attempt.accepted()
             usage = output.usage
             if usage is not NO_USAGE:
-                usage = self._pricing.price(kept_usage(usage), attempt.backend, self._model(attempt))
+                usage = self._costs.price(kept_usage(usage), attempt.backend, self._model(attempt))
                 self._state.spend(attempt.position, usage)
             if not self._run.feed.has_readers:  # an output is not stored
                 return

@@ -34,7 +34,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -188,7 +188,7 @@ class Checkpointer:
         self.on_gap: Callable[[], None] = lambda: None
         """Called when changes that the store has lost are about to be written again."""
         self.on_refused: Callable[[], None] = lambda: None
-        """See EventSink."""
+        """Called when the store has refused a change for good, so that the execution is ahead of what is stored."""
         self.status_of_failure: Callable[[str], TaskStatus] = lambda _task_id: TaskStatus.FAILED
         """Returns the status of the task after a failure, see `failed_status`."""
         self.requires_start = False
@@ -207,7 +207,10 @@ class Checkpointer:
         self._position = position
 
     def submit(self, new_events: Sequence[Event]) -> Commit:
-        """See EventSink."""
+        """Submit `new_events` for storage in one transaction and for publication afterwards. Never waits.
+
+        Returns a commit that is set once all events are durable, or the store is known to be away.
+        """
         self.run_ended = self.run_ended or (bool(new_events) and isinstance(new_events[-1], _ENDS_OF_RUNS))
         if self._has_diverged:
             new_events = [*filter(self._follows_nothing_forgotten(new_events), new_events)]
@@ -559,21 +562,14 @@ class Checkpointer:
         self._publish_event(events.StoreRecovered(at, count))
 
 
-@value
-class _KeptBatch:
-    at: float
-    """The time of the clock at which the batch was stored."""
-    events: tuple[Event, ...]
-    size: int
-
-
 class KeptEvents:
     """The last events that the store has acknowledged, without a gap: whole batches, of KEPT_S seconds and up to
     KEPT_BYTES.
     """
 
     def __init__(self) -> None:
-        self._batches: deque[_KeptBatch] = deque()
+        self._batches: deque[tuple[float, tuple[Event, ...], int]] = deque()
+        """The batches, each behind the time of the clock at which it was stored, and before its size."""
         self._size = 0
         self._next_seq = 1
 
@@ -582,16 +578,16 @@ class KeptEvents:
         if first_seq != self._next_seq:
             self._batches.clear()
             self._size = 0
-        batch = _KeptBatch(now, new, sum(map(_size_of, new)))
-        self._batches.append(batch)
-        self._size += batch.size
+        size = sum(map(_size_of, new))
+        self._batches.append((now, new, size))
+        self._size += size
         self._next_seq = first_seq + len(new)
-        while self._batches and (self._size > KEPT_BYTES or self._batches[0].at < now - KEPT_S):
-            self._size -= self._batches.popleft().size
+        while self._batches and (self._size > KEPT_BYTES or self._batches[0][0] < now - KEPT_S):
+            self._size -= self._batches.popleft()[2]
 
     def take_from(self, seq: int) -> tuple[Event, ...] | None:
         """Return the kept events from number `seq` on, and drop all kept events; None if some are not kept."""
-        kept = tuple(chain.from_iterable(batch.events for batch in self._batches))
+        kept = tuple(chain.from_iterable(batch for _, batch, _ in self._batches))
         count = self._next_seq - seq
         if not 0 < count <= len(kept):
             return None
@@ -615,27 +611,8 @@ def _size_of(change: object) -> int:
     return size
 
 
-class EventSink(Protocol):
-    """A receiver of the events of an execution."""
-
-    @property
-    def away(self) -> bool:
-        """True while events are not stored because the store fails."""
-        ...
-
-    on_refused: Callable[[], None]
-    """Called when the store has refused a change for good, so that the execution is ahead of what is stored."""
-
-    def submit(self, new_events: Sequence[Event]) -> Commit:
-        """Submit `new_events` for storage in one transaction and for publication afterwards. Never waits.
-
-        Returns a commit that is set once all events are durable, or the store is known to be away.
-        """
-        ...
-
-
 class UnstoredSink:
-    """The sink of a run without a store."""
+    """Takes the events of a run without a store."""
 
     away = False
 
@@ -648,6 +625,10 @@ class UnstoredSink:
         for event in new_events:
             self._publish_event(event)
         return COMMITTED
+
+
+EventSink: TypeAlias = Checkpointer | UnstoredSink
+"""Takes the events of an execution."""
 
 
 @contextmanager

@@ -52,6 +52,7 @@ from plait.errors import ErrorKind
 from plait.json_form import JsonInput
 from plait.runner.domain.asked_question import RAISES, Way
 from plait.runner.domain.run_tuning import Tuning, why_not_again
+from plait.runner.engine import policy_driver
 from plait.runner.engine.answer_check import Settle
 from plait.runner.engine.attempt import Attempt, AttemptRunner
 from plait.runner.engine.backend_call import CallOutcome
@@ -59,7 +60,6 @@ from plait.runner.engine.checkpointer import Commit
 from plait.runner.engine.inbox import PendingQuestions
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.outcomes import EndedBy, OutcomeHandler, deadlines, finish_run
-from plait.runner.engine.policy_driver import PolicyDriver
 from plait.runner.engine.retries import Delays, ThrottlingReporter, pause_without_credit
 from plait.runner.engine.row_reader import RowReader
 from plait.runner.engine.work_folders import WorkFolders
@@ -89,7 +89,6 @@ class Executor:
         self._state = run.state
         self._tasks = run.state.dag.tasks
         self._scheduler = run.scheduler
-        self._policy_driver = None if run.policy is None else PolicyDriver(run.policy, run)
         self._stamp = run.stamp
         has_writers = any(isinstance(one, ProgramBackend) and one.writes for one in run.options.backends.values())
         self._folders = WorkFolders(run, self._wake) if has_writers else None
@@ -164,7 +163,7 @@ class Executor:
     async def _execute(self) -> None:
         async with anyio.create_task_group() as workers:
             self._workers = self._pool.workers = workers
-            if self._policy_driver is not None and self._policy_driver.decided.end is not None:
+            if self._run.policy_state.end is not None:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
                 return
@@ -203,7 +202,7 @@ class Executor:
         status, is_last = self._state.statuses[position], self._state.attempts[position] == attempt
         if is_last and status is TaskStatus.PENDING:
             self._delays.end(position)
-        may_run = self._policy_driver is None and why_not_again(self._state.dag, self._tasks[position]) is None
+        may_run = self._run.policy is None and why_not_again(self._state.dag, self._tasks[position]) is None
         if is_last and status is TaskStatus.FAILED and may_run:
             reopened = self._state.reopen(position, self._stamp())
             self._scheduler.unpark(position, self._state.statuses)
@@ -271,7 +270,7 @@ class Executor:
     @property
     def _has_ended(self) -> bool:
         """True if the run is over and the policy adds nothing either. The run can then not be cancelled or stopped."""
-        return self._is_over and (self._policy_driver is None or self._policy_driver.decided.idle)
+        return self._is_over and (self._run.policy is None or self._run.policy_state.idle)
 
     def _end_when_quiet(self) -> None:
         if self._winding_down and not self._calls:
@@ -284,7 +283,6 @@ class Executor:
         if has_ended and not self._winding_down and self.ended_by != "policy":
             self.ended_by = None  # the end came too late: everything that could run had run
         called = {position for position, attempt in self._at_most_once.items() if attempt.has_begun}
-        decided = self._run.policy_state if self._policy_driver is None else self._policy_driver.decided
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._scheduler.exhausted and (has_ended or not self._is_over)
         return finish_run(
@@ -292,7 +290,6 @@ class Executor:
             self.ended_by,
             exhausted=exhausted,
             called=called,
-            decided=decided,
             parked_until=self._parked_until,
         )
 
@@ -358,13 +355,13 @@ class Executor:
 
     def _call_policy(self, ended: str | None) -> list[events.Event]:
         """Call the run's policy for the end of the task `ended`, or, if None, for a run with nothing left to do."""
-        if self._policy_driver is None or self.ended_by is not None:
+        if (policy := self._run.policy) is None or self.ended_by is not None:
             return []
-        new_events = self._policy_driver.decide(ended)
+        new_events = policy_driver.decide(self._run, policy, ended)
         for event in new_events:
             if isinstance(event, events.TaskCancelled):  # stop waiting for an answer or a retry
                 self._end_waits(self._state.dag.position(event.task_id))
-        if self._policy_driver.decided.end is not None:
+        if self._run.policy_state.end is not None:
             self.ended_by = "policy"
         return new_events
 
@@ -441,7 +438,7 @@ class Executor:
                 self._scheduler.keep_open()
                 self._reused[position] = answer
                 # The call of another task may be spared.
-                if (self._policy_driver is not None or self._state.dag.races) and self.ended_by is None:
+                if (self._run.policy is not None or self._state.dag.races) and self.ended_by is None:
                     new_events += self._take_over(1)
                     self._take_slotless(new_events)
 
@@ -635,7 +632,7 @@ class Executor:
                 continue
             began = self._run.options.clock.monotonic()
             if attempt.adopted is not None:
-                began -= self._attempt_runner.earlier_duration(attempt.adopted)
+                began -= self._attempt_runner.earlier_duration(attempt)
             self._calls += 1
             if (moment := self._scheduler.moment(attempt.position)) is not None:
                 self._watch_probe(attempt, moment)

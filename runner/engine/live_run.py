@@ -45,9 +45,9 @@ from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.run_tuning import Tuning
+from plait.runner.engine.call_costs import CallCosts, all_calls_of
 from plait.runner.engine.checkpointer import EventSink, WritePosition
 from plait.runner.engine.run_options import RunOptions, policy_backends
-from plait.runner.engine.worst_case import WorstCases, all_calls_of
 from plait.runner.reuse.earlier_answers import EarlierAnswers
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.budget import Budget
@@ -181,15 +181,6 @@ class _Text:
     length: int = 0
 
 
-@dataclass(slots=True)
-class _Sent:
-    """The part of a text that a reader has received."""
-
-    attempt: int
-    parts: int = 0
-    length: int = 0
-
-
 class LiveText:
     """The texts of the running attempts of a run, for any number of readers. Readers never delay the run."""
 
@@ -223,17 +214,16 @@ class LiveText:
         """Yield the texts of the running attempts up to now, then what follows. A slow reader receives fewer and longer
         pieces; the rest of an attempt that has ended meanwhile is left out.
         """
-        sent: dict[str, _Sent] = {}
+        sent: dict[str, tuple[int, int, int]] = {}  # of the last piece: its attempt, and the parts and length up to it
         while True:
             news = self._news
             for task_id, text in list(self._texts.items()):
-                last = sent.get(task_id)
-                if last is None or last.attempt != text.attempt:
-                    last = sent[task_id] = _Sent(text.attempt)
-                if text.length > last.length:
-                    piece = TextPiece(task_id, text.attempt, last.length, "".join(text.parts[last.parts :]))
-                    last.parts, last.length = len(text.parts), text.length
-                    yield piece
+                attempt, parts, length = sent.get(task_id, (0, 0, 0))
+                if attempt != text.attempt:
+                    parts = length = 0
+                if text.length > length:
+                    sent[task_id] = text.attempt, len(text.parts), text.length
+                    yield TextPiece(task_id, text.attempt, length, "".join(text.parts[parts:]))
             if self._closed:
                 return
             await news.wait()
@@ -268,25 +258,6 @@ class Execution(Protocol):
     def retry(self, task_id: str, attempt: int) -> None:
         """Run a task again whose last `attempt` has failed."""
         ...
-
-
-@value
-class AdoptedAttempt:
-    """An attempt that outlived the process which started the attempt."""
-
-    session_id: str | None
-    """The id of the session, as stored."""
-    confirmed: bool
-    """See SessionOpened."""
-    since: float | None
-    """The Unix time of the start, in seconds, if known."""
-    detached: DetachedTurn
-    """The state of the attempt's turn, read from files: "alive", or "ended" with an answer still to be read."""
-
-    @property
-    def has_ended(self) -> bool:
-        """True if the attempt has ended and only the answer has to be read."""
-        return self.detached.state == "ended"
 
 
 async def _no_inbox(_task_id: str, _attempt: int, _deadline_at: str) -> None:
@@ -328,8 +299,8 @@ class LiveRun:
     """Ids of ended tasks for which the run's policy has not been called."""
     next_tries: Mapping[int, float] = field(default_factory=dict[int, float])
     """The Unix time of the next attempt, in seconds, by position, for tasks whose last attempt failed."""
-    adopted: Mapping[int, AdoptedAttempt] = field(default_factory=dict[int, AdoptedAttempt])
-    """Attempts of earlier processes, still under way or ended unread, by position."""
+    adopted: Mapping[int, DetachedTurn] = field(default_factory=dict[int, DetachedTurn])
+    """The turns of the attempts that outlived their processes, under way or ended unread, by position."""
     answers: EarlierAnswers | None = None
     """The answers of earlier runs that this run may take over."""
     budget: Budget | None = None
@@ -371,9 +342,9 @@ class LiveRun:
         """Returns the time, as stored in events."""
 
     @cached_property
-    def worst_cases(self) -> WorstCases:
-        """The worst cases of the calls of the run."""
-        return WorstCases(self.options.backends, self.options.prices, self.options.clock)
+    def call_costs(self) -> CallCosts:
+        """The costs of the calls of the run."""
+        return CallCosts(self.options)
 
     async def take_budget(
         self, budget: Budget | None, tasks: Iterable[Task], names: Iterable[str], *, unpriced: bool
@@ -389,7 +360,7 @@ class LiveRun:
                 further = policy_backends(self.policy, default)
             calls = all_calls_of(tasks, [*names], default, self.options.spares)
             calls += [(name, None) for name in further]
-            await self.worst_cases.require(calls, by_day, has_budget=budget is not None, unpriced=unpriced)
+            await self.call_costs.require(calls, by_day, has_budget=budget is not None, unpriced=unpriced)
         self.budget, self.unpriced = budget, unpriced
 
     def backend_of(self, position: int) -> str:

@@ -36,7 +36,6 @@ from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.scheduling.slots import Pause
 from plait.runner.state.budget import BUDGET, raise_of
 from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import PolicyState
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import FailureMode, Task, at_most_once_question, failed_status
@@ -346,19 +345,13 @@ class OutcomeHandler:
         state, task = self._state, self._state.dag.tasks[position]
         results = {name: state.results[state.dag.position(name)] for name in task.depends_on}
         if all(each.error_kind == CONDITION for each in results.values() if not each.id.endswith(".judge")):
-            started = state.start(position, self._stamp(), VOTING)
-            skipped = state.skip(position, self._stamp(), CONDITION, next(iter(results.values())).error or "")
-            self._scheduler.finish_without_slot(position, skipped.status)
-            return [started, skipped]
+            return self._skip(position, VOTING, next(iter(results.values())).error or "")
         try:
             text, data, how = decide_vote(task, results)
         except BackendError as error:
             return self._fail_without_slot(position, VOTING, error)
-        started = state.start(position, self._stamp(), VOTING)
-        data_json, told = None if data is None else to_json(data), (Message("system", how),)
-        completed = state.complete(position, self._stamp(), Reply(text, data), data_json, turn=told)
-        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
-        return [started, completed]
+        data_json = None if data is None else to_json(data)
+        return self._complete_without_slot(position, VOTING, Reply(text, data), data_json, (Message("system", how),))
 
     def decide(self, position: int) -> list[events.Event]:
         """Make the task at `position`, which holds no slot, eligible if the task's condition is true; skip the task if
@@ -373,11 +366,23 @@ class OutcomeHandler:
         if is_wanted:
             self._scheduler.admit(position)
             return []
-        started = self._state.start(position, self._stamp(), DECIDING)
-        skipped = self._state.skip(position, self._stamp(), CONDITION, f"{_shown(task)} is false")
-        self._scheduler.finish_without_slot(position, skipped.status)
         self._run.program_log.info("task_skipped", task=task.id)
+        return self._skip(position, DECIDING, f"{_shown(task)} is false")
+
+    def _skip(self, position: int, backend: str, reason: str) -> list[events.Event]:
+        """Skip the task at `position`, which holds no slot, because a condition is false."""
+        started = self._state.start(position, self._stamp(), backend)
+        skipped = self._state.skip(position, self._stamp(), CONDITION, reason)
+        self._scheduler.finish_without_slot(position, skipped.status)
         return [started, skipped]
+
+    def _complete_without_slot(
+        self, position: int, backend: str, reply: Reply, data_json: str | None, turn: tuple[Message, ...] = ()
+    ) -> list[events.Event]:
+        started = self._state.start(position, self._stamp(), backend)
+        completed = self._state.complete(position, self._stamp(), reply, data_json, turn=turn)
+        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
+        return [started, completed]
 
     def _fail_without_slot(self, position: int, backend: str, error: BackendError) -> list[events.Event]:
         started = self._state.start(position, self._stamp(), backend)
@@ -389,12 +394,8 @@ class OutcomeHandler:
         name = CALLING if self._state.dag.tasks[position].call is not None else GATHERING
         if isinstance(outcome, BackendError):
             return self._fail_without_slot(position, name, outcome)
-        started = self._state.start(position, self._stamp(), name)
         reply = Reply(outcome) if isinstance(outcome, str) else Reply(to_json(outcome), outcome)
-        data_json = None if reply.data is None else reply.text
-        completed = self._state.complete(position, self._stamp(), reply, data_json)
-        self._scheduler.finish_without_slot(position, TaskStatus.COMPLETED)
-        return [started, completed]
+        return self._complete_without_slot(position, name, reply, None if reply.data is None else reply.text)
 
     def fail(
         self, position: int, error: BackendError, duration: float = 0.0, messages: tuple[Message, ...] = ()
@@ -443,16 +444,15 @@ def finish_run(
     *,
     exhausted: bool,
     called: Collection[int],
-    decided: PolicyState,
     parked_until: float,
 ) -> list[events.Event]:
     """Settle the unfinished tasks of a run, which ended early if `by` is not None. Return the events; the last event is
     the end of the run.
 
-    `exhausted`: nothing was left to run. `called` are the tasks marked at_most_once with a backend call. `decided` is
-    the outcome of the policy's decisions. `parked_until` is the Unix time until which a parked run waits.
+    `exhausted`: nothing was left to run. `called` are the tasks marked at_most_once with a backend call.
+    `parked_until` is the Unix time until which a parked run waits.
     """
-    state, at = run.state, run.stamp()
+    state, at, decided = run.state, run.stamp(), run.policy_state
     fails = decided.end is RunStatus.FAILED  # unfinished tasks then remain for a resume with retry_failed
     new_events: list[events.Event] = []
     for_good = by == "cancel" or (by == "policy" and not fails)

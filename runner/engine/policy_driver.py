@@ -5,6 +5,7 @@ the same transaction.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from plait import events
@@ -24,95 +25,88 @@ MAX_STATE = 64 * 1024
 """Largest size of a policy's state, in characters of JSON. The state is stored with every end of a task."""
 
 
-class PolicyDriver:
-    """Calls the policy of one run. `decided` is the outcome of the decisions so far, stored decisions included."""
+def decide(run: LiveRun, policy: Policy, ended: str | None) -> list[events.Event]:
+    """Call the policy after the end of the task `ended`, or, if None, when nothing is left to run.
 
-    def __init__(self, policy: Policy, run: LiveRun) -> None:
-        self._policy = policy
-        self._run = run
-        self._state = run.state
-        self._scheduler = run.scheduler
-        self._stamp = run.stamp
-        self.decided = run.policy_state
-
-    def decide(self, ended: str | None) -> list[events.Event]:
-        """Call the policy after the end of the task `ended`, or, if None, when nothing is left to run.
-
-        Returns the events of the decision; none if the end of the run is decided already. If the policy raises or
-        returns an invalid decision, the run fails.
-        """
-        if self.decided.end is not None or (ended is None and self.decided.idle):
-            return []
-        view = RecordedRun(self._state.dag.tasks, self._result, self.decided.state, ended, self._state.dag.position)
-        try:
-            decision = _checked(self._policy.decide(view))
-            state = PolicyState(cast("JsonValue", decision.state), decision.end, decision.error)
+    Returns the events of the decision; none if the end of the run is decided already. If the policy raises or returns
+    an invalid decision, the run fails.
+    """
+    decided, dag = run.policy_state, run.state.dag
+    if decided.end is not None or (ended is None and decided.idle):
+        return []
+    view = RecordedRun(dag.tasks, partial(_result, run), decided.state, ended, dag.position)
+    try:
+        decision = _checked(policy.decide(view))
+        state = PolicyState(cast("JsonValue", decision.state), decision.end, decision.error)
+        encoded = state.encoded()
+        if len(encoded) > MAX_STATE:
+            raise PlaitError(f"the state has {len(encoded)} characters of JSON, and the limit is {MAX_STATE}")
+        new_events = _carried_out(run, decision)
+        if ended is None and not new_events:
+            state = replace(state, idle=True)
             encoded = state.encoded()
-            if len(encoded) > MAX_STATE:
-                raise PlaitError(f"the state has {len(encoded)} characters of JSON, and the limit is {MAX_STATE}")
-            new_events = self._carried_out(decision)
-            if ended is None and not new_events:
-                state = replace(state, idle=True)
-                encoded = state.encoded()
-            self.decided = state
-        except Exception as error:
-            new_events = []
-            self._failed(error, ended)
-            encoded = self.decided.encoded()
-        return [*new_events, events.PolicyDecided(self._stamp(), encoded)]
+        run.policy_state = state
+    except Exception as error:
+        new_events = []
+        run.policy_state = _failed(policy, error, ended, decided)
+        encoded = run.policy_state.encoded()
+    return [*new_events, events.PolicyDecided(run.stamp(), encoded)]
 
-    def _failed(self, error: Exception, ended: str | None) -> None:
-        when = "nothing was left to run" if ended is None else f"task {ended!r} had ended"
-        what = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
-        message = f"the run's policy {self._policy.kind!r} failed when {when}: {what}"[:2000]
-        logger().error("policy_failed", kind=self._policy.kind, error=type(error).__name__)
-        if not isinstance(error, PlaitError):
-            logger().debug("policy_failed", error, kind=self._policy.kind)
-        self.decided = PolicyState(self.decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
 
-    def _carried_out(self, decision: Decision) -> list[events.Event]:
-        new_events: list[events.Event] = []
-        new = {task.id for task in decision.add}
-        for task_id in decision.cancel:
-            if task_id not in self._state.dag and task_id not in new:
-                raise PlaitError(f"the decision cancels task {task_id!r}, which is not in the run")
-        if decision.add:
-            try:
-                new_events.append(growth.add(self._run, decision.add, None))
-            except DAGError as error:
-                raise PlaitError(f"the decision adds tasks that cannot be added: {error}") from error
-        for task_id in decision.cancel:
-            new_events += self._cancel(self._state.dag.position(task_id))
-        return new_events
+def _failed(policy: Policy, error: Exception, ended: str | None, decided: PolicyState) -> PolicyState:
+    when = "nothing was left to run" if ended is None else f"task {ended!r} had ended"
+    what = str(error) if isinstance(error, PlaitError) else f"{type(error).__name__}: {error}"
+    message = f"the run's policy {policy.kind!r} failed when {when}: {what}"[:2000]
+    logger().error("policy_failed", kind=policy.kind, error=type(error).__name__)
+    if not isinstance(error, PlaitError):
+        logger().debug("policy_failed", error, kind=policy.kind)
+    return PolicyState(decided.state, RunStatus.FAILED, clean_text(message), failed_on=ended)
 
-    def _cancel(self, position: int) -> list[events.Event]:
-        """Cancel the pending or waiting task, all tasks that depend on the task, and the parts of the task."""
-        at = self._stamp()
-        new_events: list[events.Event] = []
-        waiting = [position]
-        while waiting:
-            position = waiting.pop()
-            if self._state.statuses[position] not in {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}:
-                continue
-            new_events.append(self._state.cancel(position, at))
-            self._scheduler.drop(position)
-            waiting += filter(self._is_lost, self._state.dag.dependents[position])
-            waiting += self._state.parts.get(position, ())
-        return new_events
 
-    def _is_lost(self, position: int) -> bool:
-        """Return whether the task, a dependency of which was just cancelled, can never start."""
-        join, statuses = self._state.dag.tasks[position].join, self._state.statuses
-        cancelled = [statuses[each] is TaskStatus.CANCELLED for each in self._state.dag.dependencies[position]]
-        return join == "all" or (join == "any" and all(cancelled))
+def _carried_out(run: LiveRun, decision: Decision) -> list[events.Event]:
+    new_events: list[events.Event] = []
+    new = {task.id for task in decision.add}
+    for task_id in decision.cancel:
+        if task_id not in run.state.dag and task_id not in new:
+            raise PlaitError(f"the decision cancels task {task_id!r}, which is not in the run")
+    if decision.add:
+        try:
+            new_events.append(growth.add(run, decision.add, None))
+        except DAGError as error:
+            raise PlaitError(f"the decision adds tasks that cannot be added: {error}") from error
+    for task_id in decision.cancel:
+        new_events += _cancel(run, run.state.dag.position(task_id))
+    return new_events
 
-    def _result(self, task_id: str) -> TaskResult:
-        """Return the current result of the task. Raises KeyError."""
-        position = self._state.dag.position(task_id)
-        status = self._state.statuses[position]
-        if status in TASK_DONE:
-            return self._state.results[position]
-        return TaskResult(task_id, status, attempts=self._state.attempts[position])
+
+def _cancel(run: LiveRun, position: int) -> list[events.Event]:
+    """Cancel the pending or waiting task, all tasks that depend on the task, and the parts of the task."""
+    state, at, new_events = run.state, run.stamp(), list[events.Event]()
+    waiting = [position]
+    while waiting:
+        position = waiting.pop()
+        if state.statuses[position] not in {TaskStatus.PENDING, TaskStatus.WAITING_INPUT}:
+            continue
+        new_events.append(state.cancel(position, at))
+        run.scheduler.drop(position)
+        waiting += [after for after in state.dag.dependents[position] if _is_lost(run, after)]
+        waiting += state.parts.get(position, ())
+    return new_events
+
+
+def _is_lost(run: LiveRun, position: int) -> bool:
+    """Return whether the task, a dependency of which was just cancelled, can never start."""
+    dag, statuses = run.state.dag, run.state.statuses
+    cancelled = [statuses[each] is TaskStatus.CANCELLED for each in dag.dependencies[position]]
+    return dag.tasks[position].join == "all" or (dag.tasks[position].join == "any" and all(cancelled))
+
+
+def _result(run: LiveRun, task_id: str) -> TaskResult:
+    """Return the current result of the task. Raises KeyError."""
+    state, position = run.state, run.state.dag.position(task_id)
+    if (status := state.statuses[position]) in TASK_DONE:
+        return state.results[position]
+    return TaskResult(task_id, status, attempts=state.attempts[position])
 
 
 def _checked(decision: object) -> Decision:

@@ -20,14 +20,15 @@ A run without a store has no writer, no lease and no inbox: `UnstoredSink` publi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import anyio
 
 from plait import events
-from plait.backends.backend_protocol import HostConnections, PlacedBackend
+from plait.backends.backend_protocol import Backend, HostConnections, PlacedBackend, RunOnHosts
 from plait.clock_and_ids import iso, parse_time
 from plait.errors import Conflict, Fenced, OwnershipLost, RunExists
 from plait.events import RunReleased
@@ -41,17 +42,10 @@ from plait.runner.engine.executor import Executor
 from plait.runner.engine.inbox import Inbox
 from plait.runner.engine.lease import renew, unregister
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.engine.run_hosts import (
-    away_reporter,
-    connected_hosts,
-    follow_slots,
-    remove_files_on_hosts,
-    run_on_hosts,
-)
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause
-from plait.runner.state.attempt_files import kill_orphans
+from plait.runner.state.attempt_files import hosts_key, kill_orphans
 from plait.runner.state.run_state import THROTTLING, RunState
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import failed_status
@@ -213,7 +207,7 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
         connected: AbstractAsyncContextManager[Sequence[HostConnections]] = nullcontext(())
         if any(isinstance(backend, PlacedBackend) for backend in options.backends.values()):
             claim = run_on_hosts(run.run_id, run.created_at, run.position.epoch, _adopted_on_hosts(run))
-            claim = replace(claim, on_away=away_reporter(run.sink, run.stamp))
+            claim = replace(claim, on_away=partial(_report_away, run))
             connected = connected_hosts(options.backends.values(), claim)
         async with connected as connections, anyio.create_task_group() as beside:
             beside.start_soon(_end_after_grace, run)
@@ -268,11 +262,16 @@ def _throttled(run: LiveRun) -> dict[int, Pause]:
     return found
 
 
+def _report_away(run: LiveRun, host: str, since: float | None, reason: str, tasks: tuple[str, ...]) -> None:
+    """Make the event of a host that attempts wait for, or no longer wait for."""
+    run.sink.submit([events.HostAway(run.stamp(), host, None if since is None else iso(since), reason, tasks)])
+
+
 def _adopted_on_hosts(run: LiveRun) -> Iterator[tuple[str, str, int]]:
     """Yield the host, the task id and the number of each adopted attempt on another host."""
-    for position, attempt in run.adopted.items():
-        if attempt.detached.place is not None:
-            yield attempt.detached.place, run.state.dag.tasks[position].id, run.state.attempts[position]
+    for position, turn in run.adopted.items():
+        if turn.place is not None:
+            yield turn.place, run.state.dag.tasks[position].id, run.state.attempts[position]
 
 
 async def _end_interrupted(run: LiveRun, checkpointer: Checkpointer) -> None:
@@ -313,3 +312,80 @@ async def note_cancelled(options: RunOptions, run_id: str, state: RunState, sess
                 logger(run=run_id).warning("session_not_updated", task=task.id, error=type(error).__name__)
     if limit.cancelled_caught:
         logger(run=run_id).warning("sessions_not_updated", why=f"no answer within {_SESSIONS_S:g} s")
+
+
+# The connections of a run to the hosts of its backends, for as long as this process owns the run.
+
+
+def run_on_hosts(run_id: str, created_at: str, epoch: int, adopted: Iterable[tuple[str, str, int]] = ()) -> RunOnHosts:
+    """Return a run and its owner's claim as hosts read them.
+
+    The hosts keep the attempts in `adopted`, each a host, a task id and a number, and end all others of the run.
+    """
+    attempts: dict[str, list[str]] = {}
+    for place, task_id, attempt in adopted:
+        attempts.setdefault(place, []).append(f"{task_id}/{attempt}")
+    return RunOnHosts(run_id, hosts_key(run_id, created_at), max(1, epoch), attempts)
+
+
+@asynccontextmanager
+async def connected_hosts(backends: Iterable[Backend], run: RunOnHosts) -> AsyncGenerator[Sequence[HostConnections]]:
+    """Connect the hosts of all `backends` that place attempts on other hosts. Leaving disconnects the hosts."""
+    every = {id(backend.hosts): backend.hosts for backend in backends if isinstance(backend, PlacedBackend)}
+    if not every:
+        yield ()
+        return
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(hosts.connected(run)) for hosts in every.values()]
+
+
+async def follow_slots(connections: Sequence[HostConnections], on_slots: Callable[[int], None]) -> None:
+    """Call `on_slots` with the number of slots of all hosts, whenever it grows. Runs until it is cancelled."""
+    slots = [0] * len(connections)
+
+    async def follow(index: int, hosts: HostConnections) -> None:
+        while True:
+            slots[index] = await hosts.more_slots(slots[index])
+            on_slots(sum(slots))
+
+    async with anyio.create_task_group() as group:
+        for index, hosts in enumerate(connections):
+            group.start_soon(follow, index, hosts)
+
+
+def remove_files_on_hosts(connections: Iterable[HostConnections]) -> None:
+    """Ask the hosts to remove the files of the run, which is over."""
+    for hosts in connections:
+        hosts.remove_files()
+
+
+async def end_on_hosts(
+    backends: Iterable[Backend], run: RunOnHosts, placed: Mapping[str, Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    """End all attempts of a cancelled run, and remove its files, on all hosts of `backends` that can be reached.
+
+    `placed` names the tasks whose attempts may be under way, for each host that had attempts. Return the part of the
+    other hosts, which is logged as well.
+    """
+    if not placed:
+        return {}
+    async with connected_hosts(backends, run) as connections:
+        reached = await _reached(connections)
+        remove_files_on_hosts(connections)
+    missing = {host: tasks for host, tasks in placed.items() if tasks and host not in reached}
+    if missing:
+        logger(run=run.run_id).warning("attempts_not_ended", hosts=list(missing), why="the hosts cannot be reached")
+    return missing
+
+
+async def _reached(connections: Iterable[HostConnections]) -> Collection[str]:
+    """Return the names of the hosts that are connected, of all groups, which are waited for at once."""
+    names: set[str] = set()
+
+    async def add(hosts: HostConnections) -> None:
+        names.update(await hosts.reached())
+
+    async with anyio.create_task_group() as group:
+        for connection in connections:
+            group.start_soon(add, connection)
+    return names

@@ -92,56 +92,12 @@ _T = TypeVar("_T")
 StoreOrPlace: TypeAlias = "Store | str | os.PathLike[str]"
 """A store, the path of a SQLite file, or the address of a PostgreSQL database (`postgresql://user@host/database`)."""
 _Key: TypeAlias = tuple[str, object, str | None]
-"""The backend's name; its account, or the `Accounts` of the only runner that uses it; the store that keeps the limit,
-if any.
+"""The backend's name; its account, or the options of the only runner that uses it; the store that keeps the limit, if
+any.
 """
 
 _limiters: dict[_Key, RateLimiter] = {}
 _accounts: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[_Key, Account]] = WeakKeyDictionary()
-
-
-class Accounts:
-    """The accounts of one runner's backends. A backend without an account shares with no other runner."""
-
-    def __init__(
-        self, backends: Mapping[str, Backend], rates: Mapping[str, RateLimits], clock: Clock, store: Store | None = None
-    ) -> None:
-        self._backends = backends
-        self._rates = rates
-        self._clock = clock
-        self._store = store
-        self._own_limiters: dict[_Key, RateLimiter] = {}
-
-    def find(self, name: str) -> Account:
-        """Return the account of the backend `name` for a run of this event loop, which has to join it before another
-        one looks. The newest run's limits of rate hold for all.
-        """
-        backend, now = self._backends.get(name), self._clock.monotonic
-        named = account_of(backend)
-        limits, inner = self._rates.get(name), None if self._store is None else unbounded(self._store)
-        is_stored = limits is not None and named is not None and isinstance(inner, TransactingStore)
-        scope = name if limits is None or limits.account is None else limits.account
-        key = (name, self if named is None else named, _place_of(inner) if is_stored else None)
-        accounts = _accounts.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
-        account = accounts.get(key)
-        if account is None or not account.runs:
-            account = accounts[key] = Account()
-        if limits is not None:
-            limiters = self._own_limiters if named is None else _limiters
-            counted = (scope, *key[1:])
-            limiter = limiters.get(counted)
-            if limiter is None:
-                most_output = getattr(backend, "max_tokens", None)
-                limiter = limiters[counted] = RateLimiter(limits, now(), most_output, is_granted=is_stored)
-            if account.gate is None:
-                ledger = None
-                if named is not None and is_stored:
-                    digest = sha256(named.encode()).hexdigest()[:16]
-                    ledger = StoredLedger(cast("TransactingStore", self._store), f"{scope} {digest}", self._clock)
-                account.gate = RateGate(limiter, now, ledger)
-            if limiter.limits != limits:
-                account.gate.change(limits)
-        return account
 
 
 def _place_of(store: object) -> str:
@@ -407,7 +363,7 @@ class RunOptions:
         own = self.own_store.store
         self.store = None if own is None else bounded(own, store_timeout)
         """The store, with a time limit for each call."""
-        self._accounts = Accounts(self.backends, self.rates, self.clock, self.store)
+        self._own_limiters: dict[_Key, RateLimiter] = {}
         self._shared: WeakKeyDictionary[asyncio.AbstractEventLoop, SlotPool] = WeakKeyDictionary()
 
     def _check(self, store_timeout: float) -> None:
@@ -453,8 +409,40 @@ class RunOptions:
         if self.concurrency == "auto":  # programs use up this machine before they become slow
             programs = (name for name, one in self.backends.items() if "cwd" in Abilities.of(one).adjustable)
             limits = dict.fromkeys(programs, DEFAULT_CONCURRENCY) | dict(limits)
-        pool = SlotPool(self.concurrency or 1, limits, shared=self.shared_limits, account_of=self._accounts.find)
+        pool = SlotPool(self.concurrency or 1, limits, shared=self.shared_limits, account_of=self.account)
         return self._shared.setdefault(asyncio.get_running_loop(), pool) if self.shared_limits else pool
+
+    def account(self, name: str) -> Account:
+        """Return the account of the backend `name` for a run of this event loop, which has to join it before another
+        one looks. The newest run's limits of rate hold for all. A backend without an account of its own shares with no
+        other runner.
+        """
+        backend, now = self.backends.get(name), self.clock.monotonic
+        named = account_of(backend)
+        limits, inner = self.rates.get(name), None if self.store is None else unbounded(self.store)
+        is_stored = limits is not None and named is not None and isinstance(inner, TransactingStore)
+        scope = name if limits is None or limits.account is None else limits.account
+        key = (name, self if named is None else named, _place_of(inner) if is_stored else None)
+        accounts = _accounts.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+        account = accounts.get(key)
+        if account is None or not account.runs:
+            account = accounts[key] = Account()
+        if limits is not None:
+            limiters = self._own_limiters if named is None else _limiters
+            counted = (scope, *key[1:])
+            limiter = limiters.get(counted)
+            if limiter is None:
+                most_output = getattr(backend, "max_tokens", None)
+                limiter = limiters[counted] = RateLimiter(limits, now(), most_output, is_granted=is_stored)
+            if account.gate is None:
+                ledger = None
+                if named is not None and is_stored:
+                    digest = sha256(named.encode()).hexdigest()[:16]
+                    ledger = StoredLedger(cast("TransactingStore", self.store), f"{scope} {digest}", self.clock)
+                account.gate = RateGate(limiter, now, ledger)
+            if limiter.limits != limits:
+                account.gate.change(limits)
+        return account
 
 
 def _check_hosts(backends: Iterable[Backend]) -> None:

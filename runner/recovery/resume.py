@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 from typing import TypeAlias
 
 import anyio.to_thread
 
 from plait import events
-from plait.backends.backend_protocol import DetachedBackend, PlacedBackend
+from plait.backends.backend_protocol import DetachedTurn
 from plait.clock_and_ids import iso, parse_time
 from plait.errors import (
     BackendError,
@@ -28,7 +27,6 @@ from plait.errors import (
     StoreError,
 )
 from plait.events import TASK_RESULTS
-from plait.json_form import JsonInput, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way
@@ -38,34 +36,30 @@ from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.lease import (
-    Liveness,
     acquire,
-    liveness,
-    owner_is_gone,
     short_claim_ends,
     shown_status,
     unregister,
     wait_for_expiry,
 )
-from plait.runner.engine.live_run import AdoptedAttempt, Feed, LiveRun, Run
+from plait.runner.engine.live_run import Feed, LiveRun, Run
 from plait.runner.engine.retries import LONG_S
-from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
-from plait.runner.engine.run_lifecycle import Diverged, execute_run, note_cancelled
+from plait.runner.engine.run_lifecycle import Diverged, end_on_hosts, execute_run, note_cancelled, run_on_hosts
 from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
 from plait.runner.policies import policy_of
-from plait.runner.recovery.adoption import adopted_attempt, session_event, with_detached_turns
-from plait.runner.recovery.given_answers import ReceivedAnswer, ReceivedAnswers, given_answers, question_of
 from plait.runner.recovery.resume_plan import (
     RUNS,
     Evidence,
     ResumeAction,
+    ResumeOptions,
+    ResumePlan,
     ResumeStep,
     deaths_with,
-    find_damaged_dependency,
+    decide,
     longest_delay,
     needs_correction,
-    plan_resume,
-    steps_of_cancelled,
+    outlives,
+    question_of,
 )
 from plait.runner.reuse.earlier_answers import REUSE, EarlierAnswers, ReuseFrom, has_taken_all, load_earlier_answers
 from plait.runner.state.attempt_files import kill_orphans
@@ -74,13 +68,11 @@ from plait.runner.state.stored_conversations import load_answered_messages, load
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
     PRIORITY,
-    PolicyState,
     StoredPolicy,
     StoredRun,
     ended_result,
     events_after,
     needs_no_work,
-    next_tries,
     read_policy_state,
     read_settings,
     require_unfailed,
@@ -89,7 +81,6 @@ from plait.runner.state.stored_run import (
     stored_targets,
     stores_backends,
     unfinished_on_hosts,
-    with_notes,
     with_prompts,
 )
 from plait.statuses import RESUMABLE, RUN_DONE, TASK_DONE, RunStatus, TaskStatus
@@ -116,28 +107,6 @@ OnUnreached: TypeAlias = Callable[[Mapping[str, Sequence[str]]], None]
 """Called with the hosts that cannot be reached, and the ids of the tasks that may be under way on each."""
 
 
-@value
-class ResumeOptions:
-    """The options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
-
-    retry_failed: bool = False
-    """Whether failed tasks and damaged results start over."""
-    answers: Mapping[str, JsonInput] | None = None
-    """Answers to open questions, by task id."""
-    policy: Policy | None = None
-    """A policy of the stored kind; None for the built-in policy of that kind."""
-    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    """New prompts of failed tasks that start over, by task id."""
-    wakes: bool = False
-    """Whether nobody is there: the run parks again, and goes on with the next process that wakes runs if this one is
-    stopped.
-    """
-
-    def __post_init__(self) -> None:
-        if self.prompts and not self.retry_failed:
-            raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
-
-
 async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecord:
     """Return the newest run that `plait resume` can continue. Raises InvalidRequest without one, StoreError."""
     wanted = RESUMABLE | {RunStatus.FAILED} if retry_failed else RESUMABLE
@@ -153,76 +122,6 @@ async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecor
     kinds = "queued, interrupted, parked, waiting" + (" or failed" if retry_failed else " for a person")
     hint = "" if retry_failed else " (--retry-failed includes failed runs)"
     raise InvalidRequest(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResumePlan:
-    """What a resume does with each task of a stored run. `preview` shows it, and `prepare_resume` carries it out once.
-
-    It holds for the run as read: the claim of `prepare_resume` is refused if the run has changed since.
-    """
-
-    run: StoredRun
-    how: ResumeOptions
-    ended: bool
-    """Whether the run is over, so that a resume only returns the stored result."""
-    cancelled: bool
-    """Whether the run is to be cancelled: no task runs any more."""
-    decided: PolicyState
-    """The decisions of the run's policy so far."""
-    received: ReceivedAnswers
-    evidence: Evidence
-    steps: Sequence[ResumeStep]
-    """The step of each task, by position, without regard to an end that the policy has decided."""
-    later: Mapping[int, float]
-    """The Unix time of the next attempt, in seconds, by position, for tasks that wait for it."""
-
-
-async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> ResumePlan:
-    """Decide what a resume does with `run`, which has no living owner or has ended. Store nothing.
-
-    Raises AnswerConflict for a late answer in `how`, PlaitError for an invalid answer, StoreError, and RunNotResumable
-    if the run is cancelled, or if the resume would build on a damaged result.
-    """
-    ended = needs_no_work(run, how.retry_failed)
-    decided = policy_state_of(run, how.retry_failed and not ended)
-    received, now = ReceivedAnswers(), options.clock.wall()
-    if run.state.asking or not owner_is_gone(run.record):  # notes may have come since the run was read
-        run = await with_notes(run)
-    cancelled = run.to_be_cancelled
-    if not cancelled:
-        outlive = any(isinstance(each, DetachedBackend | PlacedBackend) for each in options.backends.values())
-        if outlive and decided.end is None:
-            run = await with_detached_turns(options, run)
-        if run.state.asking:
-            received = _with_budget(options, run, given_answers(run, now, how.answers))
-    ways = {task_id: run.state.asking[run.state.dag.position(task_id)].way for task_id in received.answers}
-    evidence = Evidence(ways, received.late, run.detached, owner_died(run))
-    if cancelled:
-        steps = steps_of_cancelled(run.tasks)
-    else:
-        retry_failed = how.retry_failed and not ended
-        steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence)
-    if not (ended or cancelled):
-        decides = StoredPolicy.of(run.record) is not None and decided.end is None
-        _require_no_damaged_dependency(run, steps, decides=decides)
-    times = await next_tries(run.store, run.record.run_id, run.tasks, now)
-    later = {
-        position: until
-        for position, step in enumerate(steps)
-        if step.action in RUNS and (until := times.get(step.task_id, now)) > now
-    }
-    return ResumePlan(
-        run=run,
-        how=how,
-        ended=ended,
-        cancelled=cancelled,
-        decided=decided,
-        received=received,
-        evidence=evidence,
-        steps=steps,
-        later=later,
-    )
 
 
 def continued_run(config: RunOptions, run_id: str, how: ResumeOptions, run: StoredRun | None = None) -> Run:
@@ -360,7 +259,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         if step.action is ResumeAction.ADOPT:
             continue
         event: events.Event | None
-        if answer := plan.received.answers.get(step.task_id):
+        if answer := plan.evidence.answers.get(step.task_id):
             raises += raise_of(state.asking[position], step.task_id, answer.value, at)
             event = state.answer(position, at, answer.value, answer.by)
         elif state.statuses[position] is TaskStatus.RUNNING:
@@ -370,7 +269,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         else:
             event = _apply_step(run, position, step, at, how.prompts.get(step.task_id))
         if event is not None:
-            new_events += [*(session_event(run, position, at) if run.detached else ()), event]
+            new_events += [*(_session_event(run, position, at) if run.detached else ()), event]
     budget = await _budget(options, run, raises, at)
     new_events += raises
     is_unchanged = not new_events
@@ -436,17 +335,6 @@ async def _still_closed(run: StoredRun, now: float) -> list[events.BackendThrott
     return [one for one, until in ends if until > now and until - parse_time(one.at) > LONG_S]
 
 
-def _with_budget(options: RunOptions, run: StoredRun, received: ReceivedAnswers) -> ReceivedAnswers:
-    """Return `received` with the budget of `options` as the answer to a question that asks for a higher one."""
-    for position, asking in run.state.asking.items():
-        task_id = run.tasks[position].task_id
-        if asking.way is Way.BUDGET and options.budget is not None and task_id not in received.answers:
-            with suppress(PlaitError):  # it is no higher
-                answer = ReceivedAnswer(asking.checked(options.budget), "person")
-                received = replace(received, answers={**received.answers, task_id: answer})
-    return received
-
-
 async def _budget(options: RunOptions, run: StoredRun, raises: list[events.BudgetRaised], at: str) -> Budget | None:
     """Return the budget of the run, with `raises` and, if it is higher, with the one of `options`, which is added to
     `raises`. None without a limit. Raises StoreError.
@@ -485,26 +373,6 @@ async def earlier_answers(options: RunOptions, run: StoredRun) -> EarlierAnswers
         return await load_earlier_answers(options.store, dag, answer_keys(options), None, now) if dag.caches else None
 
 
-def _require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
-    """Raise RunNotResumable if the resume would build on a damaged result: see `find_damaged_dependency`."""
-    damaged = find_damaged_dependency(run.state.dag, run.tasks, steps, decides=decides)
-    if damaged is None:
-        return
-    builds = "the run's policy would decide" if decides else "other tasks would run"
-    remedy = "resume with retry_failed (plait resume --retry-failed) to run the task again"
-    if run.state.dag[damaged].at_most_once:
-        remedy = "the task must not take effect twice, so restore a copy of the store, or start a new run"
-    raise RunNotResumable(
-        f"run {run.record.run_id}: the stored result of task {damaged!r} does not fit its checksum, and {builds} "
-        f"without the result; {remedy}"
-    )
-
-
-def owner_died(run: StoredRun) -> bool:
-    """Return whether the last owner of the run died, for all that is known here. Otherwise it only lost the lease."""
-    return run.record.owner is None or liveness(run.record.owner) is not Liveness.ALIVE
-
-
 def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
     stored = StoredPolicy.of(run.record)
     run_id = run.record.run_id
@@ -515,14 +383,6 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
     if own is not None and own.kind != stored.kind:
         raise PolicyMissing(f"run {run_id} was started with a policy of kind {stored.kind!r}, not {own.kind!r}")
     return own or policy_of(stored.kind, stored.settings)
-
-
-def policy_state_of(run: StoredRun, retry_failed: bool) -> PolicyState:
-    """Return the stored decisions of the policy, without the end of the run if `retry_failed` reopens the run."""
-    decided = read_policy_state(run.record.policy_state)
-    if retry_failed and run.status in RUN_DONE:  # the run failed, or has damaged results
-        return replace(decided, end=None, error=None, idle=False)
-    return decided
 
 
 async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) -> list[str]:
@@ -557,11 +417,11 @@ def _apply_step(run: StoredRun, position: int, step: ResumeStep, at: str, prompt
     return None
 
 
-async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> dict[int, AdoptedAttempt]:
+async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> dict[int, DetachedTurn]:
     """Load the conversations that unfinished tasks continue, both own conversations and conversations of other tasks.
     Return the adopted attempts by position. Raises StoreError.
     """
-    state, adopted = run.state, dict[int, AdoptedAttempt]()
+    state, adopted = run.state, dict[int, DetachedTurn]()
     for position, (task, step) in enumerate(zip(state.dag, steps, strict=True)):
         if state.statuses[position] in TASK_DONE:
             continue
@@ -571,7 +431,13 @@ async def _load_conversations(run: StoredRun, steps: Sequence[ResumeStep]) -> di
                 history = await load_history(run.store, run.record.run_id, state, task.continues)
                 state.keep_conversation(before, History(run.tasks[before].session_id, history.messages))
         if step.action is ResumeAction.ADOPT:
-            adopted[position] = await adopted_attempt(run, position)
+            record = state.records[position]
+            adopted[position] = turn = run.detached[task.id]
+            # Where the attempt began, so that no message is sent twice.
+            interrupted = turn.resumes_interrupted
+            began = await load_continuation(run.store, run.record.run_id, state, record, interrupted=interrupted)
+            if interrupted or began.sends_message:
+                state.continue_with(position, began)
         elif step.action in RUNS:
             await _load_own(run, position, step)
         elif position in state.asking and state.asking[position].way is not Way.REPLY:
@@ -633,3 +499,14 @@ async def _load_failures(run: StoredRun) -> None:
         if record.attempt and run.state.statuses[position] not in TASK_DONE:
             attempts = await run.store.list_attempts(run.record.run_id, record.task_id)
             run.state.count_stored_failures(position, attempts)
+
+
+def _session_event(run: StoredRun, position: int, at: str) -> list[events.Event]:
+    """Return the event that stores the session of an interrupted attempt if only the files name the session."""
+    stored = run.state.records[position]
+    detached = run.detached.get(stored.task_id)
+    if detached is None or outlives(detached) or detached.session_id is None:
+        return []
+    if stored.session_confirmed and stored.session_id == detached.session_id:
+        return []
+    return [events.SessionOpened(at, stored.task_id, stored.attempt, detached.session_id)]

@@ -1,22 +1,52 @@
-"""Steps of a resume: an action and a reason for each task of a stored run. Pure.
+"""What a resume does with each task of a stored run, and why. `preview` shows the plan and `resume` carries it out: one
+decision for both, so that they agree. `decide` reads what is known beside the records of the tasks, and stores nothing:
 
-`plait resume --dry-run` prints the steps and `resume` applies the steps: one function for both, so that preview and
-resume agree.
+- the answers to open questions: from the inbox, from the caller of `resume`, or by default;
+- the attempts that outlived the process that started them. The backend reads the state of an attempt from the files of
+  the attempt alone (`DetachedBackend.inspect`). An attempt that is still running, or has ended without a stored end,
+  continues in this process with the same number. Files of an interrupted attempt may name a session that the dead
+  process had not stored yet; the session then counts as stored.
+
+An attempt on another host is not asked about here: the host may be away, and would answer only to the next owner. Such
+an attempt is adopted, and its host then says whether it is still there. The host refuses the earlier owner from then
+on, so an owner that is only suspended can do no harm to the attempt.
+
+`plan_resume` makes the steps from the records and the evidence alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from plait.backends.backend_protocol import DetachedTurn
-from plait.json_form import value
+from anyio.to_thread import run_sync
+
+from plait.backends.backend_protocol import DetachedBackend, DetachedTurn, Files, PlacedBackend
+from plait.errors import AnswerConflict, PlaitError, RunNotResumable
+from plait.json_form import JsonInput, JsonValue, value
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.asked_question import RAISES, Way, answers_of
+from plait.program_log import logger
+from plait.runner.domain.asked_question import RAISES, Asking, Way, answers_of
 from plait.runner.domain.continuation import is_refusal
 from plait.runner.domain.dag import DAG
-from plait.statuses import TASK_DONE, TASK_STATUSES, TaskStatus
+from plait.runner.domain.policy import Policy
+from plait.runner.engine.inbox import AnswerNote, answer_in
+from plait.runner.engine.lease import Liveness, liveness, owner_is_gone
+from plait.runner.engine.run_options import RunOptions
+from plait.runner.state.attempt_files import attempt_files, files_root
+from plait.runner.state.stored_run import (
+    PolicyState,
+    StoredPolicy,
+    StoredRun,
+    needs_no_work,
+    next_tries,
+    placed_attempts,
+    read_policy_state,
+    with_notes,
+)
+from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, TaskStatus
 from plait.task import FailureMode, Join, Task, at_most_once_question, crash_question, may_start
 
 
@@ -70,18 +100,306 @@ class ResumeStep:
     """The estimated tokens of the repeated prompt and history, a quarter of the characters; 0 outside a preview."""
 
 
+DECLARED_FAILED = "declared_failed"
+"""The error kind of a task that a person declared failed."""
+
+
+@value
+class ReceivedAnswer:
+    """The answer to the open question of a task."""
+
+    value: JsonValue
+    way: Way
+    """How the task asked."""
+    by: str
+    """The source of the answer, as in `AnsweredQuestion`."""
+
+
 @value
 class Evidence:
     """Facts about tasks beside the task records."""
 
-    answered: Mapping[str, Way] = field(default_factory=dict[str, Way])
-    """The ways of open questions with an answer, by task id."""
+    answers: Mapping[str, ReceivedAnswer] = field(default_factory=dict[str, ReceivedAnswer])
+    """The answers to open questions, by task id."""
     late: Collection[str] = ()
-    """Tasks without an answer by the deadline."""
+    """Tasks without an answer and without a default after the deadline."""
     detached: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
     """The states of running attempts according to their files, by task id."""
     died: bool = True
     """Whether the last owner died. Otherwise its process lives, and lost the lease: no death counts."""
+
+
+@value
+class ResumeOptions:
+    """The options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
+
+    retry_failed: bool = False
+    """Whether failed tasks and damaged results start over."""
+    answers: Mapping[str, JsonInput] | None = None
+    """Answers to open questions, by task id."""
+    policy: Policy | None = None
+    """A policy of the stored kind; None for the built-in policy of that kind."""
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """New prompts of failed tasks that start over, by task id."""
+    wakes: bool = False
+    """Whether nobody is there: the run parks again, and goes on with the next process that wakes runs if this one is
+    stopped.
+    """
+
+    def __post_init__(self) -> None:
+        if self.prompts and not self.retry_failed:
+            raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePlan:
+    """What a resume does with each task of a stored run. `preview` shows it, and `prepare_resume` carries it out once.
+
+    It holds for the run as read: the claim of `prepare_resume` is refused if the run has changed since.
+    """
+
+    run: StoredRun
+    how: ResumeOptions
+    ended: bool
+    """Whether the run is over, so that a resume only returns the stored result."""
+    cancelled: bool
+    """Whether the run is to be cancelled: no task runs any more."""
+    decided: PolicyState
+    """The decisions of the run's policy so far."""
+    evidence: Evidence
+    steps: Sequence[ResumeStep]
+    """The step of each task, by position, without regard to an end that the policy has decided."""
+    later: Mapping[int, float]
+    """The Unix time of the next attempt, in seconds, by position, for tasks that wait for it."""
+
+
+async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> ResumePlan:
+    """Decide what a resume does with `run`, which has no living owner or has ended. Store nothing.
+
+    Raises AnswerConflict for a late answer in `how`, PlaitError for an invalid answer, StoreError, and RunNotResumable
+    if the run is cancelled, or if the resume would build on a damaged result.
+    """
+    ended = needs_no_work(run, how.retry_failed)
+    decided = policy_state_of(run, how.retry_failed and not ended)
+    evidence, now = Evidence(), options.clock.wall()
+    if run.state.asking or not owner_is_gone(run.record):  # notes may have come since the run was read
+        run = await with_notes(run)
+    cancelled = run.to_be_cancelled
+    if not cancelled:
+        outlive = any(isinstance(each, DetachedBackend | PlacedBackend) for each in options.backends.values())
+        if outlive and decided.end is None:
+            run = await with_detached_turns(options, run)
+        if run.state.asking:
+            evidence = _with_budget(options, run, given_answers(run, now, how.answers))
+    evidence = replace(evidence, detached=run.detached, died=owner_died(run))
+    if cancelled:
+        steps = steps_of_cancelled(run.tasks)
+    else:
+        retry_failed = how.retry_failed and not ended
+        steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence)
+    if not (ended or cancelled):
+        decides = StoredPolicy.of(run.record) is not None and decided.end is None
+        _require_no_damaged_dependency(run, steps, decides=decides)
+    times = await next_tries(run.store, run.record.run_id, run.tasks, now)
+    later = {
+        position: until
+        for position, step in enumerate(steps)
+        if step.action in RUNS and (until := times.get(step.task_id, now)) > now
+    }
+    return ResumePlan(
+        run=run,
+        how=how,
+        ended=ended,
+        cancelled=cancelled,
+        decided=decided,
+        evidence=evidence,
+        steps=steps,
+        later=later,
+    )
+
+
+def _require_no_damaged_dependency(run: StoredRun, steps: Sequence[ResumeStep], *, decides: bool) -> None:
+    """Raise RunNotResumable if the resume would build on a damaged result: see `find_damaged_dependency`."""
+    damaged = find_damaged_dependency(run.state.dag, run.tasks, steps, decides=decides)
+    if damaged is None:
+        return
+    builds = "the run's policy would decide" if decides else "other tasks would run"
+    remedy = "resume with retry_failed (plait resume --retry-failed) to run the task again"
+    if run.state.dag[damaged].at_most_once:
+        remedy = "the task must not take effect twice, so restore a copy of the store, or start a new run"
+    raise RunNotResumable(
+        f"run {run.record.run_id}: the stored result of task {damaged!r} does not fit its checksum, and {builds} "
+        f"without the result; {remedy}"
+    )
+
+
+def owner_died(run: StoredRun) -> bool:
+    """Return whether the last owner of the run died, for all that is known here. Otherwise it only lost the lease."""
+    return run.record.owner is None or liveness(run.record.owner) is not Liveness.ALIVE
+
+
+def _with_budget(options: RunOptions, run: StoredRun, evidence: Evidence) -> Evidence:
+    """Return `evidence` with the budget of `options` as the answer to a question that asks for a higher one."""
+    for position, asking in run.state.asking.items():
+        task_id = run.tasks[position].task_id
+        if asking.way is Way.BUDGET and options.budget is not None and task_id not in evidence.answers:
+            with suppress(PlaitError):  # it is no higher
+                answer = ReceivedAnswer(asking.checked(options.budget), asking.way, "person")
+                evidence = replace(evidence, answers={**evidence.answers, task_id: answer})
+    return evidence
+
+
+def policy_state_of(run: StoredRun, retry_failed: bool) -> PolicyState:
+    """Return the stored decisions of the policy, without the end of the run if `retry_failed` reopens the run."""
+    decided = read_policy_state(run.record.policy_state)
+    if retry_failed and run.status in RUN_DONE:  # the run failed, or has damaged results
+        return replace(decided, end=None, error=None, idle=False)
+    return decided
+
+
+def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> Evidence:
+    """Return the answers to the open questions at Unix time `now`; `own` holds the answers of the caller, by task id.
+
+    The first answer counts. Raises AnswerConflict if an answer in `own` comes after another answer or after the
+    deadline, and PlaitError if an answer in `own` is invalid.
+    """
+    own = own or {}
+    noted = first_notes(run)
+    answers: dict[str, ReceivedAnswer] = {}
+    late: set[str] = set()
+    for position, asking in run.state.asking.items():
+        task_id = run.tasks[position].task_id
+        if task_id in noted:
+            answers[task_id] = ReceivedAnswer(noted[task_id].value, asking.way, "person")
+        elif asking.is_late(now) and asking.question.default is None:
+            late.add(task_id)
+        elif asking.is_late(now):
+            answers[task_id] = ReceivedAnswer(asking.question.default, asking.way, "default")
+        elif task_id in own:
+            answers[task_id] = ReceivedAnswer(asking.checked(own[task_id]), asking.way, "person")
+        if task_id in own and (task_id in noted or asking.is_late(now)):
+            raise AnswerConflict(too_late(run.record.run_id, task_id, asking, noted=task_id in noted))
+    return Evidence(answers, late)
+
+
+def first_notes(run: StoredRun) -> dict[str, AnswerNote]:
+    """Return the first valid answer in the inbox sent before the deadline, by task id, for each open question."""
+    noted: dict[str, AnswerNote] = {}
+    for note in filter(None, map(answer_in, run.notes if run.state.asking else ())):
+        if note.task_id not in noted and note.task_id in run.state.dag and _fits(run, note):
+            noted[note.task_id] = note
+    return noted
+
+
+def _fits(run: StoredRun, note: AnswerNote) -> bool:
+    position = run.state.dag.position(note.task_id)
+    asking, record = run.state.asking.get(position), run.tasks[position]
+    if asking is None or record.attempt != note.attempt:
+        return False
+    if asking.deadline_at is not None and note.at > asking.deadline_at:
+        return False
+    try:
+        asking.checked(note.value)
+    except PlaitError as error:
+        logger(run=run.record.run_id).warning("answer_refused", task=note.task_id, error=str(error))
+        return False
+    return True
+
+
+def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
+    """Return the open question and the record of the task.
+
+    Raises TaskNotFound for an unknown task, AnswerConflict if the task has no open question, and PlaitError if the
+    task waits for a decision of a person (`Runs.settle`) instead of an answer.
+    """
+    run_id, dag = run.record.run_id, run.state.dag
+    run.require_task(task_id)
+    position = dag.position(task_id)
+    record, asking = run.tasks[position], run.state.asking.get(position)
+    if asking is None and TaskStatus(record.status) is TaskStatus.WAITING_INPUT:
+        raise PlaitError(
+            f"task {task_id!r} of run {run_id} has no question of its own: settle the task with --done TEXT, "
+            f"--again or --fail REASON (runs.settle)"
+        )
+    if asking is None:
+        before = run.state.answers.get(position, ())
+        hint = f"; the last question was answered by {before[-1].by}" if before else ""
+        if TaskStatus(record.status) is TaskStatus.COMPLETED:
+            hint += f"; to go on with its conversation: plait continue {run_id} {task_id} MESSAGE"
+        raise AnswerConflict(f"task {task_id!r} of run {run_id} is {record.status} and has no open question{hint}")
+    return asking, record
+
+
+def too_late(run_id: str, task_id: str, asking: Asking, *, noted: bool) -> str:
+    """Return the message of the error that refuses a late answer; `noted` if another answer came first."""
+    if noted:
+        return f"the question of task {task_id!r} of run {run_id} has an earlier answer; this one was not used"
+    became = "the task failed" if asking.question.default is None else "the default answer was used"
+    return f"the question of task {task_id!r} of run {run_id} had to be answered by {asking.deadline_at}; {became}"
+
+
+async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
+    """Return `run` with the states of the running attempts in `detached`, read from files. No living owner exists."""
+    turns: dict[str, tuple[DetachedBackend, Files]] = {}
+    root = files_root(run.store)
+    for position, (task, record) in enumerate(zip(run.state.dag, run.tasks, strict=True)):
+        if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and not task.gathers:
+            backend = options.backends.get(run.state.backend_of(position, options.default))
+            if isinstance(backend, DetachedBackend):
+                turns[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
+    placed = await _placed_turns(options, run)
+    if not turns and not placed:
+        return run
+    detached = await run_sync(_inspect, turns)
+    if not owner_is_gone(run.record):
+        # The owner may only be suspended, and ends its child processes after waking up: do not adopt running attempts.
+        # The sessions and replies in the files are valid all the same.
+        detached = {
+            task_id: replace(turn, state="dead") if turn.state == "alive" else turn
+            for task_id, turn in detached.items()
+        }
+    detached |= placed
+    return replace(
+        run, tasks=tuple(_with_session(record, detached.get(record.task_id)) for record in run.tasks), detached=detached
+    )
+
+
+async def _placed_turns(options: RunOptions, run: StoredRun) -> dict[str, DetachedTurn]:
+    """Return the running attempts that were placed on another host, as alive: their hosts have not been asked. An
+    attempt without a stored place has not begun. Raises StoreError.
+    """
+    running: dict[str, int] = {}
+    for position, (task, record) in enumerate(zip(run.state.dag, run.tasks, strict=True)):
+        backend = options.backends.get(run.state.backend_of(position, options.default))
+        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and isinstance(backend, PlacedBackend):
+            running[task.id] = record.attempt
+    if not running:
+        return {}
+    places = await placed_attempts(run.store, run.record.run_id)
+    return {
+        task_id: DetachedTurn("alive", None, placed.interrupted, f"on {placed.place}", placed.place)
+        for task_id, attempt in running.items()
+        if (placed := places.get((task_id, attempt))) is not None
+    }
+
+
+def _inspect(turns: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:
+    states: dict[str, DetachedTurn] = {}
+    for task_id, (backend, files) in turns.items():
+        try:
+            detached = backend.inspect(files)
+        except Exception as error:
+            logger(task=task_id).warning("left_failed", error=type(error).__name__)
+            continue
+        if detached is not None:
+            states[task_id] = detached
+    return states
+
+
+def _with_session(record: TaskRecord, detached: DetachedTurn | None) -> TaskRecord:
+    if detached is None or detached.session_id is None:
+        return record
+    return replace(record, session_id=detached.session_id, session_confirmed=True)
 
 
 def plan_resume(
@@ -216,8 +534,8 @@ def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
     """Return the step of a task with an open question."""
     if record.task_id in evidence.late:
         return ResumeStep(record.task_id, ResumeAction.FAIL, f"no answer by the deadline: {record.question}")
-    if record.task_id in evidence.answered:
-        return _answered(record, evidence.answered[record.task_id])
+    if (answer := evidence.answers.get(record.task_id)) is not None:
+        return _answered(record, answer.way)
     return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "waits for an answer")
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 from contextlib import aclosing
 from dataclasses import field, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from plait.backends.backend_protocol import DetachedTurn
 from plait.clock_and_ids import parse_time
@@ -91,7 +91,7 @@ class StoredRun:
     to_be_cancelled: bool = False
     """Whether the run has not ended, and somebody has asked for its cancellation."""
     detached: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
-    """The states of attempts recorded as running, read from files, by task id: see `recovery/adoption.py`."""
+    """The states of attempts recorded as running, read from files, by task id: see `with_detached_turns`."""
 
     @property
     def status(self) -> RunStatus:
@@ -473,19 +473,9 @@ _WITHOUT_HOST = frozenset({ErrorKind.CRASHED, ErrorKind.TIMEOUT, ErrorKind.UNAVA
 """The kinds of errors that an attempt may have although its host reported no end."""
 
 
-class PlacedAttempt(NamedTuple):
-    """The place of an attempt."""
-
-    place: str
-    """The name of the host."""
-    interrupted: bool
-    """Whether the attempt continues an interrupted turn."""
-
-
-async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
-    """Return the places by task id and number of the attempt. Raises StoreError."""
-    placed = stored_events(store, run_id, TaskPlaced)
-    return {(one.task_id, one.attempt): PlacedAttempt(one.place, one.interrupted) async for one in placed}
+async def placed_attempts(store: Store, run_id: str) -> dict[tuple[str, int], TaskPlaced]:
+    """Return the events of attempts on other hosts by task id and number of the attempt. Raises StoreError."""
+    return {(one.task_id, one.attempt): one async for one in stored_events(store, run_id, TaskPlaced)}
 
 
 async def moved_attempts(store: Store, run: RunRecord, task_id: str) -> dict[int, str]:

@@ -15,7 +15,6 @@ from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Attachment
 from plait.errors import BackendError, DAGError, ErrorKind, Problem
-from plait.json_form import value
 from plait.runner.domain.dag import DAG
 from plait.task import MAX_FILE_BYTES, TEXT, Task, TaskFile, media_type
 
@@ -62,19 +61,6 @@ def _read(path: Path) -> bytes:
     return data
 
 
-@value
-class FileContents:
-    """The contents of the files of an attempt."""
-
-    texts: tuple[tuple[str, str], ...] = ()
-    """The name and the text of each text file of the task."""
-    attachments: tuple[Attachment, ...] = ()
-    """The images and the PDFs of the task, and of the tasks whose conversation the task continues."""
-
-
-NO_CONTENTS = FileContents()
-
-
 def with_digests(dag: DAG) -> DAG:
     """Return `dag` with a digest for each file of its tasks. Raises DAGError for files that cannot be used."""
     if all(isinstance(file, TaskFile) for task in dag for file in task.files):
@@ -104,21 +90,22 @@ def sends_files(task: Task, dag: DAG) -> bool:
     return any(each.files for each in conversation_of(task, dag))
 
 
-async def read_contents(task: Task, dag: DAG) -> FileContents:
-    """Return the contents of the files of an attempt of `task`. Raises BackendError of kind `invalid_request`."""
+async def read_contents(task: Task, dag: DAG) -> tuple[list[tuple[str, str]], tuple[Attachment, ...]]:
+    """Return the contents of the files of an attempt of `task`: the name and the text of each of its text files; and
+    the images and the PDFs, those of the tasks whose conversation it continues included. Raises BackendError of kind
+    `invalid_request`.
+    """
     own = [file for file in files_of(task) if file.media_type == TEXT]
     seen = {file: None for each in conversation_of(task, dag) for file in files_of(each) if file.media_type != TEXT}
+
+    def read_all() -> tuple[list[tuple[str, str]], tuple[Attachment, ...]]:
+        texts = [(file.name, text_of_file(file.path, read_file(file))) for file in own]
+        return texts, tuple(Attachment(file.name, file.media_type, read_file(file)) for file in seen)
+
     try:
-        return await run_sync(_read_all, own, list(seen))
+        return await run_sync(read_all)
     except ValueError as error:
         raise BackendError(ErrorKind.INVALID_REQUEST, str(error)) from None
-
-
-def _read_all(texts: list[TaskFile], others: list[TaskFile]) -> FileContents:
-    return FileContents(
-        tuple((file.name, text_of_file(file.path, read_file(file))) for file in texts),
-        tuple(Attachment(file.name, file.media_type, read_file(file)) for file in others),
-    )
 
 
 def conversation_of(task: Task, dag: DAG) -> Iterator[Task]:

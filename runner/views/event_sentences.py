@@ -19,7 +19,7 @@ from plait.runner.domain.asked_question import answers_of
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import MOST_NAMED, clock_time, folder_wait
 from plait.runner.engine.checkpointer import NOT_STORED
-from plait.runner.recovery.given_answers import DECLARED_FAILED
+from plait.runner.recovery.resume_plan import DECLARED_FAILED
 from plait.safe_text import shorten
 from plait.usage import Usage, cost, dollars
 

@@ -19,6 +19,7 @@ from plait.events import (
     HostAway,
     RunCreated,
     RunResumed,
+    TaskPlaced,
     TasksAdded,
 )
 from plait.persistence.store_protocol import Store
@@ -29,14 +30,16 @@ from plait.runner.domain.wait_reasons import WaitReason, Waits, clock_time, stor
 from plait.runner.engine.lease import due_at, liveness, shown_status, wait_for_expiry
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
-from plait.runner.recovery.given_answers import ReceivedAnswers, first_notes
-from plait.runner.recovery.resume import ResumeOptions, decide
 from plait.runner.recovery.resume_plan import (
     QUESTION_ANSWERED,
     RUNS,
+    ReceivedAnswer,
     ResumeAction,
+    ResumeOptions,
     ResumeStep,
     deaths_with,
+    decide,
+    first_notes,
     longest_delay,
     steps_of_decided,
 )
@@ -44,7 +47,6 @@ from plait.runner.state.budget import stored_budget
 from plait.runner.state.stored_conversations import load_history
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
-    PlacedAttempt,
     StoredPolicy,
     StoredRun,
     decode_dag,
@@ -379,7 +381,7 @@ async def _with_messages(store: Store, run: RunRecord, task_id: str) -> tuple[Ta
     return await find_task(store, run, task_id), messages
 
 
-def _attempt_view(attempt: AttemptRecord, placed: PlacedAttempt | None, moved_from: str | None) -> AttemptView:
+def _attempt_view(attempt: AttemptRecord, placed: TaskPlaced | None, moved_from: str | None) -> AttemptView:
     return view_of(
         AttemptView,
         attempt,
@@ -515,7 +517,7 @@ async def preview_resume(options: RunOptions, run: StoredRun, retry_failed: bool
         steps = steps_of_decided(steps, fails=plan.decided.end is RunStatus.FAILED)
     for position, (record, step) in enumerate(zip(run.tasks, steps, strict=True)):
         reason = step.reason
-        if _is_defaulted(run, step, plan.received):
+        if _is_defaulted(run, step, plan.evidence.answers):
             reason = reason.replace(QUESTION_ANSWERED, _DEFAULTED)
         if position in plan.later and step.action in RUNS:
             reason += f"; not before {iso(plan.later[position])}"
@@ -544,9 +546,9 @@ async def preview_resume(options: RunOptions, run: StoredRun, retry_failed: bool
     )
 
 
-def _is_defaulted(run: StoredRun, step: ResumeStep, received: ReceivedAnswers) -> bool:
+def _is_defaulted(run: StoredRun, step: ResumeStep, answers: Mapping[str, ReceivedAnswer]) -> bool:
     """Return whether the last question of the task is answered by its default."""
-    answer = received.answers.get(step.task_id)
+    answer = answers.get(step.task_id)
     before = run.state.answers.get(run.state.dag.position(step.task_id), ())
     return (answer.by if answer is not None else before[-1].by if before else None) == "default"
 

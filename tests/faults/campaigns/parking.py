@@ -34,7 +34,7 @@ from plait.backends import ClaudeCodeBackend
 from plait.clock_and_ids import Clock, parse_time
 from plait.runner.engine import run_lifecycle
 from plait.runner.engine.executor import PARK_S
-from plait.runner.recovery import resume
+from plait.runner.recovery import resume, resume_plan
 from plait.runner.scheduling.slots import Pause
 from tests.faults.campaigns import killed_runs
 from tests.faults.campaigns.killed_runs import Campaign, in_a_process
@@ -227,7 +227,7 @@ def _time_forgotten() -> AbstractContextManager[object]:
     async def none(*_args: Any) -> dict[str, float]:
         return {}
 
-    return mock.patch.object(resume, "next_tries", none)
+    return mock.patch.object(resume_plan, "next_tries", none)
 
 
 def _no_probe() -> AbstractContextManager[object]:

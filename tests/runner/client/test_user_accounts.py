@@ -11,7 +11,7 @@ from plait.backends.backend_specs import OpenAISpec, RatePart
 from plait.errors import InvalidRequest
 from plait.persistence import SQLiteStore
 from plait.runner.client.run_backends import BackendSet
-from plait.runner.engine.run_options import Accounts
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.scheduling.own_limits import RateLimits
 
 KEY = "sk-of-the-team"
@@ -72,11 +72,10 @@ async def test_all_backends_of_a_key_share_one_account(tmp_path: Path, file: Pat
     specs = {name: OpenAISpec(kind="openai", model=name) for name in ("fast", "slow")}
     backends, limits = BackendSet(specs), RateLimits(600, account="openai")
     async with backends.open(specs) as made, SQLiteStore(tmp_path / "runs.db") as store:
-        options = backends.options(made, store=store)
-        shared = Accounts(made, {"fast": limits, "slow": limits}, options.clock, options.store)
-        fast, slow = shared.find("fast").gate, shared.find("slow").gate
-        apart = Accounts(made, dict.fromkeys(made, RateLimits(600)), options.clock, options.store)
-        one, other = apart.find("fast").gate, apart.find("slow").gate
+        shared = RunOptions(backends=made, rates={"fast": limits, "slow": limits}, store=store)
+        fast, slow = shared.account("fast").gate, shared.account("slow").gate
+        apart = RunOptions(backends=made, rates=dict.fromkeys(made, RateLimits(600)), store=store)
+        one, other = apart.account("fast").gate, apart.account("slow").gate
     assert fast is not None and slow is not None and one is not None and other is not None
     assert fast.limiter is slow.limiter
     assert one.limiter is not other.limiter

@@ -17,7 +17,7 @@ from plait.backends.prices import Billing, Price
 from plait.errors import BackendError, ErrorKind, InvalidRequest, PlaitError
 from plait.events import BudgetRaised, TaskStarted
 from plait.persistence import Store
-from plait.runner.engine.worst_case import FRAMING_TOKENS
+from plait.runner.engine.call_costs import FRAMING_TOKENS
 from plait.runner.state.budget import stored_budget
 from plait.task import Call
 from plait.usage import Usage

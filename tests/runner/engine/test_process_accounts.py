@@ -14,9 +14,8 @@ import pytest
 
 from plait import DAG, ParallelRunner, Run, RunStatus, Task, events
 from plait.backends import OpenAIBackend
-from plait.backends.function_backend import as_backend
 from plait.clock_and_ids import Clock
-from plait.runner.engine.run_options import Accounts
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.scheduling.slots import PROBES, Account, BackendSlots, Pause
 from tests.support.agents.homes import make_home
 from tests.support.remotes import make
@@ -240,15 +239,15 @@ async def test_a_run_that_ends_takes_its_refusals_along(how: str) -> None:
         await second.completes()
 
 
-def joined(accounts: Accounts, name: str = "api") -> Account:
+def joined(options: RunOptions, name: str = "api") -> Account:
     """Return the account after a run has joined it."""
-    account = accounts.find(name)
+    account = options.account(name)
     account.runs[object()] = BackendSlots(4, 4), lambda: None
     return account
 
 
-def accounts_of(server: str = "http://localhost:9/v1") -> Accounts:
-    return Accounts({"api": OpenAIBackend("m", base_url=server), "own": as_backend(answer)}, {}, Clock())
+def options_of(server: str = "http://localhost:9/v1") -> RunOptions:
+    return RunOptions(backends={"api": OpenAIBackend("m", base_url=server), "own": answer})
 
 
 async def answer(prompt: str) -> str:
@@ -256,29 +255,29 @@ async def answer(prompt: str) -> str:
 
 
 async def test_what_was_refused_is_forgotten_once_no_run_uses_the_account() -> None:
-    first, second = accounts_of(), accounts_of()
+    first, second = options_of(), options_of()
     account = joined(first)
     account.throttle((None, 0), Pause(9.0, at_once=True))
     assert joined(second) is account
     for run in tuple(account.runs):
-        assert first.find("api") is account
+        assert first.account("api") is account
         account.leave(run, 0)
-    assert first.find("api") is not account
-    assert first.find("api").is_open
+    assert first.account("api") is not account
+    assert first.account("api").is_open
 
 
 async def test_runners_share_no_backend_without_an_account() -> None:
-    first, second = accounts_of(), accounts_of()
+    first, second = options_of(), options_of()
     own = joined(first, "own")
-    assert first.find("own") is own, "two runs of one runner"
-    assert second.find("own") is not own
+    assert first.account("own") is own, "two runs of one runner"
+    assert second.account("own") is not own
 
 
 def test_another_event_loop_has_accounts_of_its_own() -> None:
-    accounts, found = accounts_of(), list[Account]()
+    options, found = options_of(), list[Account]()
 
     async def find() -> None:
-        found.append(joined(accounts))
+        found.append(joined(options))
 
     for _ in range(2):
         anyio.run(find)

@@ -18,7 +18,7 @@ from plait.backends import ConversationRequest, Message, Usage
 from plait.backends.models.model_api import ReplayConversation
 from plait.events import TaskStarted
 from plait.persistence import MemoryStore
-from plait.runner.engine.run_options import Accounts
+from plait.runner.engine.run_options import RunOptions
 from plait.runner.scheduling.own_limits import RateLimiter
 from plait.runner.views.event_sentences import throttling
 from tests.support.hosts import functions
@@ -291,16 +291,16 @@ def test_a_run_that_is_stopped_before_its_call_begins_gives_the_share_back() -> 
 
 
 async def test_the_limiter_of_one_runner_ends_with_the_runner() -> None:
-    accounts = Accounts({"api": Calls()}, {"api": RateLimits(60)}, VirtualClock())
+    options = RunOptions(backends={"api": Calls()}, rates={"api": RateLimits(60)}, clock=VirtualClock())
     limiters: list[ReferenceType[RateLimiter]] = []
     for _ in range(2):
-        gate = accounts.find("api").gate
+        gate = options.account("api").gate
         assert gate is not None
         limiters.append(ref(gate.limiter))
     del gate
     limiter = limiters[0]
     assert limiters[1]() is limiter()
-    del accounts
+    del options
     gc.collect()
     assert limiter() is None
 

@@ -9,7 +9,7 @@ import anyio
 
 from plait.backends import FunctionBackend
 from plait.backends.backend_protocol import Backend, RunOnHosts
-from plait.runner.engine.run_hosts import end_on_hosts, run_on_hosts
+from plait.runner.engine.run_lifecycle import end_on_hosts, run_on_hosts
 
 
 class Group:

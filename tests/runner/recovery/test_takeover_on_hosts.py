@@ -18,7 +18,7 @@ import pytest
 from plait import ParallelRunner, RunResult, RunStatus, events
 from plait.backends.hosts.host_backend import HostGroup
 from plait.persistence import SQLiteStore
-from plait.runner.engine.run_hosts import run_on_hosts
+from plait.runner.engine.run_lifecycle import run_on_hosts
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import LEASE, HostsWorld, PlacedWorld
 

@@ -14,9 +14,9 @@ from unittest import mock
 from plait.backends.hosts import host_connection
 from plait.backends.hosts.host_connection import AttemptChannel, HostConnection, frame_line
 from plait.backends.hosts.host_session import HostSession, OnOutput
+from plait.events import TaskPlaced
 from plait.persistence import Store
-from plait.runner.recovery import adoption
-from plait.runner.state.stored_run import PlacedAttempt
+from plait.runner.recovery import resume_plan
 
 
 def _none_named() -> AbstractContextManager[object]:
@@ -33,10 +33,10 @@ def _unfenced() -> AbstractContextManager[object]:
 
 
 def _none_adopted() -> AbstractContextManager[object]:
-    async def no_places(_store: Store, _run_id: str) -> dict[tuple[str, int], PlacedAttempt]:
+    async def no_places(_store: Store, _run_id: str) -> dict[tuple[str, int], TaskPlaced]:
         return {}
 
-    return mock.patch.object(adoption, "placed_attempts", no_places)
+    return mock.patch.object(resume_plan, "placed_attempts", no_places)
 
 
 def _no_patience() -> AbstractContextManager[object]:

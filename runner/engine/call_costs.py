@@ -1,8 +1,9 @@
-"""The most that a call can cost, stated before it is made: what a run with a budget reserves, and a preview shows.
+"""What a call costs: the price of its usage, and the most that it can cost, stated before it is made: what a run with a
+budget reserves, and a preview shows.
 
-Input counts one token for each byte of UTF-8. The tokenizers in use (byte-level BPE, as tiktoken of OpenAI, or with a
-fall-back to bytes, as SentencePiece) make no token of less than a byte, so that no text has more; English has about a
-quarter. Output counts as far as the backend lets a request write.
+The most counts one token of input for each byte of UTF-8. The tokenizers in use (byte-level BPE, as tiktoken of OpenAI,
+or with a fall-back to bytes, as SentencePiece) make no token of less than a byte, so that no text has more; English has
+about a quarter. Output counts as far as the backend lets a request write.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
+import anyio
 from anyio.to_thread import run_sync
 
 from plait.backends import prices
-from plait.backends.backend_protocol import Backend
 from plait.backends.command_backend import CommandBackend
 from plait.backends.function_backend import FunctionBackend, PersonBackend
-from plait.backends.prices import Billing, Price, Prices, billing_of
-from plait.clock_and_ids import Clock
+from plait.backends.prices import Billing, Prices, billing_of
+from plait.dialogue import Message
 from plait.errors import InvalidRequest
+from plait.runner.engine.backend_call import CallOutcome
+from plait.runner.engine.run_options import RunOptions
 from plait.task import Task
-from plait.usage import Usage
+from plait.usage import NO_USAGE, Usage
 
 FRAMING_TOKENS = 1_000
 """Input of a request beside its texts: the roles, and the instructions of the server for a schema."""
@@ -36,23 +40,56 @@ def tokens_in(*texts: str) -> int:
     return sum(len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in texts)
 
 
-class WorstCases:
-    """The worst cases of calls on `backends`, by the prices `lines` of the user and the list, if that is loaded."""
+class CallCosts:
+    """The costs of calls on the backends of a runner, by the prices of the user and the list, if that is loaded."""
 
-    def __init__(self, backends: Mapping[str, Backend], lines: Mapping[str, Price], clock: Clock) -> None:
-        self._backends = backends
-        self._prices = Prices(lines)
-        self._clock = clock
+    def __init__(self, options: RunOptions) -> None:
+        self._backends = options.backends
+        self._prices = Prices(options.prices)
+        self._clock = options.clock
+
+    async def priced(self, outcome: CallOutcome, name: str, model: str | None) -> CallOutcome:
+        """Return `outcome`, of a call of the backend `name`, with its cost. `model` is the model that the task names,
+        None for the backend's own. The list of prices is loaded if necessary, in a thread; a cancellation waits for the
+        list, because the outcome is paid for.
+        """
+        reply, error = outcome.reply, outcome.error
+        ended = reply or error
+        if ended is None or ended.usage is NO_USAGE:
+            return outcome
+        billing = self._billing(name, model)
+        if ended.usage.cost_is_unknown and self._prices.needs_list(ended.usage, billing):
+            with anyio.CancelScope(shield=True):
+                await run_sync(prices.load)
+        usage = self._price(ended.usage, billing, ended.messages)
+        if usage is ended.usage:
+            return outcome
+        if reply is not None:
+            return replace(outcome, reply=replace(reply, usage=usage))
+        if error is not None:
+            error.usage = usage
+        return outcome
+
+    def price(self, used: Usage, name: str, model: str | None) -> Usage:
+        """Return `used`, by the backend `name`, with its cost, as far as known without loading the list."""
+        return self._price(used, self._billing(name, model), ())
+
+    def _price(self, used: Usage, billing: Billing, messages: Sequence[Message]) -> Usage:
+        """Return `used` with its cost. The usage of `messages`, if any, is by request."""
+        longest = max([message.usage.input_tokens for message in messages], default=0) or None
+        return self._prices.priced(used, billing, longest, at=self._clock.wall())
+
+    @cached_property
+    def _free(self) -> set[str]:
         unpaid = FunctionBackend, CommandBackend, PersonBackend
-        self._free = {
-            name for name, one in backends.items() if isinstance(one, unpaid) or billing_of(one).price == prices.FREE
-        }
+        every = self._backends.items()
+        return {name for name, one in every if isinstance(one, unpaid) or billing_of(one).price == prices.FREE}
 
     def is_free(self, name: str) -> bool:
         """Return whether calls of the backend cost nothing: commands, functions, people and local models."""
         return name in self._free
 
-    def of_call(
+    def most(
         self, name: str, model: str | None, input_tokens: int, schema: Mapping[str, object] | None = None
     ) -> float | None:
         """Return the most that a turn of the backend costs, in US dollars; None if it cannot be stated. `model` is the
@@ -83,7 +120,7 @@ class WorstCases:
 
     def unknown(self, name: str, model: str | None) -> str | None:
         """Return why the worst case of calls cannot be stated, and what to write; None if it can."""
-        if self.of_call(name, model, 0) is not None:
+        if self.most(name, model, 0) is not None:
             return None
         billing = self._billing(name, model)
         if billing.sums_requests:
