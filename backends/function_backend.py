@@ -64,7 +64,8 @@ class FunctionBackend(Placeable):
     def __init__(self, function: Function) -> None:
         if not callable(function):
             raise TypeError(f"FunctionBackend takes a function, not {type(function).__name__}")
-        self._call: Callable[..., Awaitable[Any]] = function if _is_async(function) else _threaded(function)
+        is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self._call: Callable[..., Awaitable[Any]] = function if is_async else _threaded(function)
         self.function = function
         self.parameters = _parameters_of(function)
 
@@ -204,10 +205,6 @@ def _as_json(value: Any) -> tuple[str, JsonValue]:
             ErrorKind.UNEXPECTED,
             f"the function returned {type(value).__name__}, which JSON cannot hold: {one_line(str(exc), 120)}",
         ) from exc
-
-
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _threaded(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

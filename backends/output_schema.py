@@ -260,7 +260,8 @@ def _parts(answer: str, *, brackets: bool) -> Iterator[_Candidate]:
         elif bracket is not None:
             match = _value_at(answer, bracket.start()) if _JSON.match(answer, bracket.start()) else None
             here = _after(answer, bracket.start()) if match is None else match[1]
-            if match is not None and (not in_code or _begins_line(answer, bracket.start())):
+            line = answer[max(0, bracket.start() - 200) : bracket.start()].rpartition("\n")[2]
+            if match is not None and (not in_code or not line.strip()):
                 yield _Candidate(_cleaned(match[0], answer), ends_line=_LINES_END.match(answer, here) is not None)
         else:
             return
@@ -285,10 +286,6 @@ def _after(answer: str, bracket: int) -> int:
         if depth == 0:
             return token.end()
     return len(answer)
-
-
-def _begins_line(answer: str, place: int) -> bool:
-    return not answer[max(0, place - 200) : place].rpartition("\n")[2].strip()
 
 
 def _why_none(answer: str) -> str:

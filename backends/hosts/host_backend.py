@@ -97,7 +97,7 @@ class HostBackend:
     async def open(self, request: ConversationRequest) -> AsyncGenerator[Conversation]:
         """Open a conversation. The first prompt chooses the host."""
         placement = request.placement
-        session = None if placement is None else self.hosts.session(placement.run_id)
+        session = None if placement is None else self.hosts.sessions.get(placement.run_id)
         if session is not None and placement is not None:
             yield HostConversation(self._described, session, request, placement, self._needs)
             return
@@ -115,7 +115,8 @@ class HostGroup(ABC):
         if not 0 <= patience < float("inf"):
             raise ValueError(f"patience must be 0 seconds or more, not {patience}")
         self._patience = patience
-        self._sessions: dict[str, HostSession] = {}
+        self.sessions: dict[str, HostSession] = {}
+        """The sessions of the connected runs by the id of the run."""
 
     @property
     @abstractmethod
@@ -146,14 +147,10 @@ class HostGroup(ABC):
         `needs`. Raises HostUnreachable if there is no way to any.
         """
 
-    def session(self, run_id: str) -> HostSession | None:
-        """Return the session of a connected run; None without one."""
-        return self._sessions.get(run_id)
-
     @asynccontextmanager
     async def connected(self, run: RunOnHosts) -> AsyncGenerator[HostSession]:
         """Connect the hosts for the attempts of `run`; leaving disconnects them. Attempts not ended go on there."""
-        session = self._sessions[run.run_id] = self._new_session(run)
+        session = self.sessions[run.run_id] = self._new_session(run)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(session.run)
@@ -162,7 +159,7 @@ class HostGroup(ABC):
                 finally:
                     session.close()
         finally:
-            del self._sessions[run.run_id]
+            del self.sessions[run.run_id]
 
     @abstractmethod
     def _new_session(self, run: RunOnHosts) -> HostSession:

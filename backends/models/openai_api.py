@@ -82,7 +82,11 @@ class OpenAIBackend(RemoteBackend):
         if options.model is None:
             options = replace(options, model=model)
         texts = [options.system or "", *(message.content for message in messages)]
-        return self._url_for(model), texts, lambda _kept, avoided: self._request(options, request, messages, avoided)
+        url = self._server.url_of("/chat/completions")
+        if self.api_version is not None:
+            path = f"/openai/deployments/{quote(model, safe='')}/chat/completions"
+            url = self._server.url_of(path, urlencode({"api-version": self.api_version}))
+        return url, texts, lambda _kept, avoided: self._request(options, request, messages, avoided)
 
     @property
     def _answer_type(self) -> type[PartialAnswer]:
@@ -92,12 +96,6 @@ class OpenAIBackend(RemoteBackend):
         if not server.key:
             return {}
         return {"Authorization": f"Bearer {server.key}"} if self.api_version is None else {"api-key": server.key}
-
-    def _url_for(self, model: str) -> str:
-        if self.api_version is None:
-            return self._server.url_of("/chat/completions")
-        path = f"/openai/deployments/{quote(model, safe='')}/chat/completions"
-        return self._server.url_of(path, urlencode({"api-version": self.api_version}))
 
     async def _choose_model(self) -> str:
         if self._listed_model:

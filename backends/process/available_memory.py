@@ -18,13 +18,10 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
     The result is the kernel's estimate, or the rest in the control groups of this process if the rest is less. Return
     None if the system reports neither.
     """
-    limits = [*_of_machine(), *_of_groups(proc / "self" / "cgroup", cgroups)]
-    return max(min(limits), 0) if limits else None
-
-
-def _of_machine() -> Iterator[int]:
+    limits = [*_of_groups(proc / "self" / "cgroup", cgroups)]
     with suppress(OSError, ValueError, KeyError, psutil.Error):
-        yield psutil.virtual_memory().available
+        limits.append(psutil.virtual_memory().available)
+    return max(min(limits), 0) if limits else None
 
 
 def _of_groups(listed: Path, cgroups: Path) -> Iterator[int]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from plait.backends.process.files_and_locks import is_locked, lock, replace_file
+from plait.backends.process.files_and_locks import is_locked, replace_file
 from plait.backends.process.process_table import Process, ProcessTag, boot_id, members, start_time
 from plait.json_form import as_json, from_json, value
 
@@ -66,12 +66,6 @@ class ChildManifest:
         moment, or is ended by the process that resumes the run.
         """
         return self.is_alive and not self.guarded
-
-
-def lock_start(stdout: int) -> None:
-    """Lock a child's output while the child is being started. The lock ends with the last copy of the descriptor."""
-    with suppress(OSError):  # a file system without locks
-        lock(stdout)
 
 
 def write_manifest(folder: Path, manifest: ChildManifest) -> None:

@@ -39,13 +39,12 @@ from plait.backends.backend_protocol import ConversationRequest, Files, Placeabl
 from plait.backends.process.child_manifest import (
     ChildManifest,
     digest_of_arguments,
-    lock_start,
     manifests_below,
     mark_over,
     read_manifest,
     write_manifest,
 )
-from plait.backends.process.files_and_locks import HELD, name_held, private_folder
+from plait.backends.process.files_and_locks import HELD, lock, name_held, private_folder
 from plait.backends.process.process_table import (
     PREFIX,
     Process,
@@ -301,7 +300,8 @@ def _popen(start: Launch, folder: Path, marker: str) -> subprocess.Popen[bytes]:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             outputs.append(os.open(folder / name, flags, 0o600))
             files.callback(os.close, outputs[-1])
-        lock_start(outputs[0])
+        with suppress(OSError):  # a file system without locks
+            lock(outputs[0])  # while the child is being started: the lock ends with the last copy of the descriptor
         try:
             # In the loop's thread: a cancellation could lose the result of another thread, and the child with it.
             return subprocess.Popen(  # noqa: S603 - no shell; the command is the user's own
