@@ -215,6 +215,7 @@ store_option = click.option(
     help="The SQLite file of the runs, or the address of a PostgreSQL database: postgresql://...",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+_COMMON = (store_option, json_option)
 set_option = click.option(
     "--set",
     "inputs",
@@ -503,8 +504,7 @@ CHECK = (
         help="Play the commands that checked the answers of this stored run again, and say which no longer pass. PLAN "
         "is its plan file, if moved.",
     ),
-    store_option,
-    json_option,
+    *_COMMON,
     Rule("--schema checks nothing; leave PLAN, --run and --set out", given="prints_schema", excludes="plan run inputs"),
     Rule("--set is for plans; a run has its inputs", given="run", excludes="inputs"),
     Rule("name a plan file, - for standard input, or a run with --run", needs="plan run prints_schema"),
@@ -529,15 +529,13 @@ RUNS = (
         help="List only runs shown with this status; may be given more than once.",
     ),
     click.option("--long", is_flag=True, help="Also print tokens, size in the store, and owner."),
-    store_option,
-    json_option,
+    *_COMMON,
 )
 BUDGET = (
     click.option(
         "-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Look at most at this many runs."
     ),
-    store_option,
-    json_option,
+    *_COMMON,
 )
 SHOW = (
     run_argument,
@@ -555,8 +553,7 @@ SHOW = (
         metavar="PATTERN",
         help="Show only tasks whose id matches, each in a line, such as 'parts.*'.",
     ),
-    store_option,
-    json_option,
+    *_COMMON,
     Rule("--status and --task choose tasks of a whole run; leave TASK out", given="task", excludes="statuses pattern"),
 )
 LOG = (
@@ -566,8 +563,7 @@ LOG = (
         "-f", "--follow", is_flag=True, help="Print events as they happen, until the run (or TASK) has ended."
     ),
     click.option("-n", "--lines", metavar="N", type=click.IntRange(min=0), help="Print only the last N lines."),
-    store_option,
-    json_option,
+    *_COMMON,
 )
 GRAPH = (
     click.argument("what", metavar="PLAN|RUN", shell_complete=complete),
@@ -579,14 +575,12 @@ GRAPH = (
         help="Write a picture to this .html or .svg file.",
     ),
     set_option,
-    store_option,
-    json_option,
+    *_COMMON,
 )
 DIFF = (
     click.argument("a", metavar="RUN", shell_complete=complete),
     click.argument("b", metavar="OTHER", shell_complete=complete),
-    store_option,
-    json_option,
+    *_COMMON,
 )
 UI = (
     click.option(
@@ -601,8 +595,7 @@ UI = (
         help=f"Serve on this port; 0 takes a free port.  [default: {DEFAULT_PORT}, or a free port if it is taken]",
     ),
     click.option("--no-browser", is_flag=True, help="Only print the address; open no browser."),
-    store_option,
-    json_option,
+    *_COMMON,
     *_LOG,
 )
 
@@ -624,8 +617,7 @@ ANSWER = (
         help="Run the task again: the cut attempt had no effect. Only for a task marked at_most_once.",
     ),
     click.option("--fail", type=_ANSWER, metavar="REASON", help="Fail the task for this REASON."),
-    store_option,
-    json_option,
+    *_COMMON,
     Rule("name the run and the task that the answer is for", given="done again fail", needs="task"),
     Rule(
         "give one of VALUE, --done TEXT, --again and --fail REASON; without TASK, the open questions are printed",
@@ -640,16 +632,14 @@ CONTINUE = (
     _plan_option,
     _backends_option,
     _hosts_option,
-    store_option,
-    json_option,
+    *_COMMON,
     *_LOG,
 )
 PAUSE = (
     run_argument,
     click.option("--backend", metavar="NAME", help="Pause this backend of the plan alone."),
     click.option("--off", is_flag=True, help="Let the run, or the backend, go on."),
-    store_option,
-    json_option,
+    *_COMMON,
 )
 TUNE = (
     run_argument,
@@ -664,11 +654,10 @@ TUNE = (
         callback=_slots_by_name,
         help="Run at most N tasks at once on this backend; may be given more than once.",
     ),
-    store_option,
-    json_option,
+    *_COMMON,
 )
-RETRY = (run_argument, task_argument, store_option, json_option)
-CANCEL = (run_argument, _hosts_option, store_option, json_option)
+RETRY = (run_argument, task_argument, *_COMMON)
+CANCEL = (run_argument, _hosts_option, *_COMMON)
 
 # Share.
 
@@ -716,8 +705,7 @@ SERVE = (
         help="Store posted runs as queued, for the workers of the store (plait worker), and execute none here.",
     ),
     _concurrency(),
-    store_option,
-    json_option,
+    *_COMMON,
     *_LOG,
     Rule(
         "give --queue or --resume, not both: with --queue, the workers take up the runs",
@@ -759,8 +747,7 @@ WAKE = (
         help="Only print a systemd timer with its service, and a line for cron, to copy: each calls `plait wake` every "
         "five minutes.",
     ),
-    store_option,
-    json_option,
+    *_COMMON,
     *_LOG,
 )
 
@@ -788,8 +775,7 @@ EXPORT = (
     ),
     click.option("--follow", is_flag=True, help="With --otlp, send each span as it ends, until the run has ended."),
     click.option("--content", is_flag=True, help="With --otlp, also send the prompts and answers."),
-    store_option,
-    json_option,
+    *_COMMON,
     Rule("--otlp sends the whole run; leave --to, --task and --raw out", given="as_trace", excludes="file pattern raw"),
     Rule("name a file with --to results.csv, or send a trace with --otlp", needs="file as_trace"),
     Rule("--follow and --content belong to --otlp", given="follow content", needs="as_trace"),
@@ -803,8 +789,7 @@ GC = (
         help="Delete only runs that ended longer ago than AGE: 30d, 12h or 45m.",
     ),
     click.option("--dry-run", is_flag=True, help="Only print the runs that would be deleted."),
-    store_option,
-    json_option,
+    *_COMMON,
     Rule("choose the runs to delete: --keep N, --older-than AGE, or both", needs="keep older_than"),
 )
 DOCTOR = (
@@ -814,6 +799,5 @@ DOCTOR = (
         type=_PATH,
         help="Check the hosts in this file, a plan or the part under `hosts` alone, in place of this machine.",
     ),
-    store_option,
-    json_option,
+    *_COMMON,
 )

@@ -407,17 +407,12 @@ def _print_reuse(preview: ReusePreview, effects: Collection[str], as_json: bool)
     marked = "has effects: run again only with --again"
     steps = (replace(step, reason=marked) if step.task_id in effects else step for step in preview.tasks)
     preview = replace(preview, tasks=tuple(steps))
-    if as_json:
-        print_json(preview)
-        return COMPLETED
     lines: list[tuple[StrEnum, str, bool]] = []
     for step in preview.tasks:
         is_kept = step.action is ReuseAction.REUSE
         last = f" ({cost(step.usage)} last time)" if cost(step.usage) and not is_kept else ""
         lines.append((step.action, f"{as_line(step.task_id)}: {as_line(step.reason, 300)}{last}", is_kept))
-    _print_steps(lines, "tasks")
-    print_line(_summarize_reuse(preview))
-    return COMPLETED
+    return _print_steps(preview, lines, "tasks", _summarize_reuse(preview), as_json)
 
 
 def _print_estimate(estimate: RunEstimate, as_json: bool) -> int:
@@ -541,21 +536,27 @@ def _print_resume(preview: Preview, repaired: Collection[str], as_json: bool) ->
         for name, step in preview.tasks.items()
     }
     preview = replace(preview, tasks=steps)
-    if as_json:
-        print_json(preview)
-        return COMPLETED
-    lines: list[tuple[StrEnum, str, bool]] = []
     done = TaskStatus.COMPLETED.value
+    lines: list[tuple[StrEnum, str, bool]] = []
     for step in preview.tasks.values():
         is_kept = step.action is ResumeAction.KEEP and step.reason == done
         lines.append((step.action, f"{as_line(step.task_id)}: {as_line(step.reason, 300)}", is_kept))
-    _print_steps(lines, f"tasks: {done}")
-    print_line(_summarize_resume(preview))
-    return COMPLETED
+    return _print_steps(preview, lines, f"tasks: {done}", _summarize_resume(preview), as_json)
 
 
-def _print_steps(lines: Sequence[tuple[StrEnum, str, bool]], those: str) -> None:
-    """Print a line behind the action of each task; the tasks that are kept are one line if they are many."""
+def _print_steps(
+    preview: Preview | ReusePreview,
+    lines: Sequence[tuple[StrEnum, str, bool]],
+    those: str,
+    summary: str,
+    as_json: bool,
+) -> int:
+    """Print the preview: a line behind the action of each task, the tasks that are kept in one line if they are many,
+    then the summary. Return the exit code.
+    """
+    if as_json:
+        print_json(preview)
+        return COMPLETED
     kept = [action for action, _, is_kept in lines if is_kept]
     folded = len(kept) > _LISTED
     widest = max((len(one) for action, _, _ in lines[:1] for one in type(action)), default=0)
@@ -564,6 +565,8 @@ def _print_steps(lines: Sequence[tuple[StrEnum, str, bool]], those: str) -> None
     for action, line, is_kept in lines:
         if not (folded and is_kept):
             print_line(f"{action.value:<{widest}}  {line}")
+    print_line(summary)
+    return COMPLETED
 
 
 def _summarize_resume(preview: Preview) -> str:

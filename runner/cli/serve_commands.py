@@ -99,7 +99,7 @@ async def serve_command(file: Path | None, **options: Any) -> int:
             specs = backend_set.specs
             served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not queues)
             take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
-            wakes = None if queues else partial(runs.keep_waking, print_woken, fits=runs.is_posted)
+            wakes = None if queues else partial(runs.keep_waking, _print_woken, fits=runs.is_posted)
             return await _serve(served, listening, host, options["store_path"], announce, take_up, wakes)
 
 
@@ -145,13 +145,6 @@ async def _serve(
             await server.serve()
             beside.cancel_scope.cancel()
     return CANCELLED if runs.driven else COMPLETED
-
-
-def _print_taken_up(run_id: str, error: PlaitError | None) -> None:
-    if error is None:
-        print_note(f"took up run {as_line(run_id)}")
-    else:
-        print_note(f"run {as_line(run_id)} is left as it is: {as_line(str(error), 300)}")
 
 
 def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
@@ -226,7 +219,7 @@ async def ui_command(host: str, port: int | None, no_browser: bool, store_path: 
             async with TrustedBackends(store).runs() as runs:
                 served = ServedRuns(runs, (), {}, creates=False)
                 return await _serve(
-                    served, listening, host, store_path, announce_page, partial(runs.keep_waking, print_woken)
+                    served, listening, host, store_path, announce_page, partial(runs.keep_waking, _print_woken)
                 )
 
 
@@ -322,7 +315,7 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
 
     def told(run_id: str, error: PlaitError | None) -> None:
         woken[run_id] = error
-        print_woken(run_id, error)
+        _print_woken(run_id, error)
 
     async def is_new(run_id: str) -> bool:
         return run_id not in woken
@@ -362,10 +355,14 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
     return CANCELLED if waiting.cancel_called else COMPLETED
 
 
-def print_woken(run_id: str, error: PlaitError | None) -> None:
-    """Say that a parked run goes on, or what keeps it from it."""
-    why = None if error is None else as_line(str(error), 300)
-    print_note(f"run {as_line(run_id)} goes on" if why is None else f"run {as_line(run_id)} is left parked: {why}")
+def _print_taken(goes_on: str, stays: str, run_id: str, error: PlaitError | None) -> None:
+    """Say that a run goes on, or what keeps it from it."""
+    said = goes_on if error is None else f"{stays}: {as_line(str(error), 300)}"
+    print_note(said.replace("RUN", f"run {as_line(run_id)}", 1))
+
+
+_print_taken_up = partial(_print_taken, "took up RUN", "RUN is left as it is")
+_print_woken = partial(_print_taken, "RUN goes on", "RUN is left parked")
 
 
 def timer_text(place: StorePlace) -> str:
