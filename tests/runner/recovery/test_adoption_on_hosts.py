@@ -16,10 +16,12 @@ from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import SLOTS, HostsWorld, busy_hosts
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
-COUNT = 8
+COUNT = size(5, 8)
+"""More than a host has slots."""
 
 
 @pytest.fixture

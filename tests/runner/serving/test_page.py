@@ -16,6 +16,7 @@ from tests.runner.cli.test_continue_command import TALKER
 from tests.runner.serving.test_server_token import Listener, running
 from tests.support.processes.browser import LIMIT, Watched, needs_chromium, ui, watched
 from tests.support.processes.command import PLAIT, environment, plait
+from tests.support.processes.warm import Warm
 
 pytestmark = [pytest.mark.slow, needs_chromium]
 
@@ -60,11 +61,11 @@ def run(folder: Path, tasks: str, name: str = "reviews", more: str = "", work: s
 
 
 @contextmanager
-def started(folder: Path, tasks: str, work: str = WORK) -> Generator[subprocess.Popen[bytes]]:
+def started(folder: Path, tasks: str, work: str = WORK) -> Generator[Warm]:
     """A run of another process, which is under way."""
     words = [*PLAIT, "run", str(plan(folder, tasks, work=work)), "-q"]
     nowhere = subprocess.DEVNULL
-    with subprocess.Popen(words, cwd=folder, env=environment(), stdout=nowhere, stderr=nowhere) as process:
+    with Warm(words, cwd=folder, env=environment(), stdout=nowhere, stderr=nowhere) as process:
         try:
             yield process
         finally:
