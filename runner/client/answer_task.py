@@ -12,10 +12,10 @@ from plait.clock_and_ids import Clock, iso, parse_time
 from plait.dialogue import Message
 from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned, StoreError
 from plait.events import Event, RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
-from plait.json_form import JsonInput, JsonValue, to_json
+from plait.json_form import JsonInput, to_json
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
-from plait.runner.domain.asked_question import Asking, Way
+from plait.runner.domain.asked_question import Way
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
 from plait.runner.engine.lease import owner_is_gone, wait_for_expiry, with_lease
 from plait.runner.engine.run_options import RunOptions
@@ -151,7 +151,11 @@ async def answer_question(
         asking, record = question_of(run, task_id)
         if mine is None:
             require_unfailed(run)
-            _require_same(run, record, asking, attempt)
+            if attempt is not None and attempt != record.attempt:
+                raise AnswerConflict(
+                    f"the question of attempt {attempt} of task {task_id!r} of run {run_id} was answered; attempt "
+                    f"{record.attempt} asks {asking.question.text[:200]!r}"
+                )
         noted = first_notes(run).get(task_id)
         if noted is not None and (mine is None or noted.nonce != mine.nonce):
             raise AnswerConflict(too_late(run_id, task_id, asking, noted=True))
@@ -159,10 +163,14 @@ async def answer_question(
             raise AnswerConflict(too_late(run_id, task_id, asking, noted=False))
         owner = run.record.owner
         if owner_is_gone(run.record):
+            given, at = asking.checked(value), iso(config.clock.wall())
+            raises = raise_of(asking, task_id, given, at)
+            answered = run.state.answer(run.state.dag.position(task_id), at, given, "person")
             try:
-                return await _store_answer(config, run, task_id, asking.checked(value))
+                await with_lease(config, run, [answered, *raises], under_way(run.tasks))  # claim, write, release
             except RunOwned:
                 continue  # another process claimed the run first
+            return True
         if mine is None:
             at = iso(config.clock.wall())
             nonce = secrets.token_hex(8)
@@ -172,17 +180,6 @@ async def answer_question(
         elif config.clock.monotonic() >= ends:
             return False
         await _wait_for_news(config, run, task_id, ends)
-
-
-def _require_same(run: StoredRun, record: TaskRecord, asking: Asking, attempt: int | None) -> None:
-    """Raise AnswerConflict if the answer is for `attempt` but the task now waits with the question of another
-    attempt.
-    """
-    if attempt is not None and attempt != record.attempt:
-        raise AnswerConflict(
-            f"the question of attempt {attempt} of task {record.task_id!r} of run {run.record.run_id} was answered; "
-            f"attempt {record.attempt} asks {asking.question.text[:200]!r}"
-        )
 
 
 async def _wait_for_news(config: RunOptions, run: StoredRun, task_id: str, ends: float) -> None:
@@ -212,16 +209,6 @@ def _is_taken(run: StoredRun, mine: AnswerNote) -> bool:
             run_id = run.record.run_id
             raise AnswerConflict(f"the question of task {mine.task_id!r} of run {run_id} was answered by {answered.by}")
     return False
-
-
-async def _store_answer(config: RunOptions, run: StoredRun, task_id: str, value: JsonValue) -> bool:
-    """Store the answer for a run without an owner: claim, write, release."""
-    position = run.state.dag.position(task_id)
-    at = iso(config.clock.wall())
-    raises = raise_of(run.state.asking[position], task_id, value, at)
-    answered = run.state.answer(position, at, value, "person")
-    await with_lease(config, run, [answered, *raises], under_way(run.tasks))
-    return True
 
 
 async def _outcome(run: StoredRun, task: Task, record: TaskRecord, how: How, text: str, at: str) -> Sequence[Event]:

@@ -95,7 +95,10 @@ async def continue_task(config: RunOptions, run: StoredRun, task_id: str, messag
                     )
                 beside.cancel_scope.cancel()
             if reply is not None:
-                turns = _message_events(iso(config.clock.wall()), task, request, message, reply)
+                at = iso(config.clock.wall())
+                turns += (MessageAppended(at, task.id, _PERSON, one) for one in reply.turn(message))
+                if reply.session_id is not None and reply.session_id != request.session_id:
+                    turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
         finally:
             unregister(owner)
             checkpointer.submit([*turns, RunReleased(iso(config.clock.wall()), due_at(run.record))])
@@ -103,7 +106,9 @@ async def continue_task(config: RunOptions, run: StoredRun, task_id: str, messag
     if failure is not None:
         raise failure
     assert reply is not None
-    _refuse_loss(checkpointer, reply)
+    lost = next((one.error for one in checkpointer.degraded if one.lost), None)
+    if (reason := checkpointer.fatal or lost) is not None:
+        raise TurnNotStored(f"the reply arrived, but could not be stored: {reason}", reply.text)
     return reply
 
 
@@ -123,14 +128,6 @@ async def _connected(run: StoredRun, backend: Backend, epoch: int) -> AsyncGener
 
 async def _stored_nowhere(_place: str) -> None:
     """Return at once: the place of a person's turn needs no record, because no other process follows the turn."""
-
-
-def _refuse_loss(checkpointer: Checkpointer, reply: Reply) -> None:
-    """Raise TurnNotStored, with the reply, unless the turn is stored."""
-    lost = next((one.error for one in checkpointer.degraded if one.lost), None)
-    if checkpointer.fatal is not None or lost is not None:
-        reason = checkpointer.fatal or lost
-        raise TurnNotStored(f"the reply arrived, but could not be stored: {reason}", reply.text)
 
 
 async def _conversation_request(run: StoredRun, task: Task, backend: Backend) -> ConversationRequest:
@@ -182,10 +179,3 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     theirs = {_PERSON, *(one.attempt for one in attempts if one.session_id == task.session_id)}
     opened = stored_events(run.store, run_id, SessionOpened)
     return any([one.task_id == task_id and one.attempt in theirs async for one in opened])
-
-
-def _message_events(at: str, task: Task, request: ConversationRequest, message: str, reply: Reply) -> list[Event]:
-    turns: list[Event] = [MessageAppended(at, task.id, _PERSON, one) for one in reply.turn(message)]
-    if reply.session_id is not None and reply.session_id != request.session_id:
-        turns.append(SessionOpened(at, task.id, _PERSON, reply.session_id))
-    return turns

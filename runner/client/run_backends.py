@@ -646,21 +646,19 @@ class StoredBackends:
     def of(cls, run: RunRecord, files: FileOptions) -> StoredBackends:
         """Return the backends of `run`. Raises InvalidRequest, also for a program's run without a file of backends."""
         given = None if files.backends is None else backend_set_of_file(files.backends, BackendOptions())
+        if not stores_backends(run) and given is not None:
+            return cls(
+                run.run_id,
+                given.specs,
+                default=given.default,
+                folder=given.folder,
+                plan=None,
+                files=files,
+                replacements=given.specs,
+                prices=given.prices,
+                made_by_program=True,
+            )
         if not stores_backends(run):
-            if given is not None:
-                specs = given.specs
-                prices = given.prices
-                return cls(
-                    run.run_id,
-                    specs,
-                    default=given.default,
-                    folder=given.folder,
-                    plan=None,
-                    files=files,
-                    replacements=specs,
-                    prices=prices,
-                    made_by_program=True,
-                )
             raise InvalidRequest(
                 f"run {run.run_id} was not made by `plait run`, so its store does not name the backends; "
                 "resume the run from Python: ParallelRunner(...).resume(run_id); or name a plan file that names them "
@@ -726,8 +724,7 @@ class StoredBackends:
         for name in (self.specs.keys() & now.keys()) - self.replacements.keys():
             stored = self._stored_spec(name)
             if stored is not None and not isinstance(stored, FunctionSpec):
-                old, new = stored.model_dump(), now[name].model_dump()
-                found += (f"backends.{name}.{key}" for key in {**old, **new} if old.get(key) != new.get(key))
+                found += (f"backends.{name}.{key}" for key in _differing(stored, now[name]))
         return found
 
     def select(self, names: Iterable[str]) -> BackendSet:
@@ -869,11 +866,9 @@ class StoredBackends:
             now = self._plan_specs(name).get(name)
             if now is None:
                 return f"{why}, and {self.plan} has no such backend; put it back, or name a file with --backends FILE"
-            old, new = spec.model_dump(), now.model_dump()
-            differing = ", ".join(sorted(key for key in {**old, **new} if old.get(key) != new.get(key)))
             return (
-                f"{why}: the values of {differing} are not those of the plan file {self.plan}; change them there, or "
-                "name a file with --backends FILE"
+                f"{why}: the values of {_join_names(_differing(spec, now))} are not those of the plan file {self.plan}; "
+                "change them there, or name a file with --backends FILE"
             )
         if isinstance(spec, PydanticAISpec):
             return (
@@ -921,6 +916,12 @@ class StoredBackends:
             raise InvalidRequest(f"{why}, and {plan} has mistakes now; `plait check` lists them") from None
 
 
+def _differing(one: BackendSpec, other: BackendSpec) -> list[str]:
+    """Return the keys in which two specs differ."""
+    old, new = one.model_dump(), other.model_dump()
+    return [key for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
 def _join_names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
@@ -945,12 +946,10 @@ def _needs_plan_file(spec: BackendSpec) -> bool:
     """Return whether a stored spec has to stand in the plan file as well."""
     if isinstance(spec, ProgramSpec | PydanticAISpec):
         return not spec.is_harmless
-    return isinstance(spec, OpenAISpec | AnthropicSpec) and _leaks_key(spec)
-
-
-def _leaks_key(spec: OpenAISpec | AnthropicSpec) -> bool:
-    """Return whether a stored spec would send a key of this environment to a server of another origin."""
-    # Headers from the environment go to the server of the environment only: see backends/models/http_client.py.
+    if not isinstance(spec, OpenAISpec | AnthropicSpec):
+        return False
+    # It would send a key of this environment to a server of another origin. Headers from the environment go to the
+    # server of the environment only: see backends/models/http_client.py.
     backend = OpenAIBackend if isinstance(spec, OpenAISpec) else AnthropicBackend
     as_usual = all(is_environments(url, backend.url_env, backend.default_url) for url in spec.base_urls)
     return not (as_usual and spec.api_key_env == backend.api_key_env) and bool(os.environ.get(spec.api_key_env))

@@ -50,7 +50,7 @@ from plait.runner.plan.plan_models import (
 )
 from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source
 from plait.runner.plan.plan_positions import Path as Where
-from plait.runner.plan.plan_tasks import PlanTasks, call_of, check_schema, function_of, retry_of
+from plait.runner.plan.plan_tasks import PlanTasks, call_of, check_schema, common_settings, function_of
 from plait.runner.policies.follow_ups import FollowUp, FollowUps, chain_problems
 from plait.runner.policies.goal_policy import INPUTS, LoopLimits, OrchestratorPolicy, Team
 from plait.runner.policies.step_workflow import Step, Workflow, step_problems
@@ -836,13 +836,10 @@ def _step(part: StepPart, path: Where, plan: PlanPart, source: Source) -> Step |
         return Step(
             part.name,
             part.prompt,
-            backend=backend,
             on_error=part.on_error,
             max_tries=part.max_tries,
-            output_schema=part.output_schema,
             continues=part.continues,
-            retry=retry_of(part, plan.defaults),
-            timeout=plan.defaults.timeout if part.timeout is None else part.timeout,
+            **common_settings(part, plan.defaults) | {"backend": backend},
         )
     except ValueError as error:
         source.complain((*path, "name"), str(error))
@@ -950,18 +947,14 @@ def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
 
 def _made(step: FollowUpPart, path: Where, part: PlanPart, source: Source) -> FollowUp | None:
     check_schema(step.output_schema, (*path, "output_schema"), source)
-    defaults = part.defaults
     for mistake in parse_names(step.prompt or "")[1]:
         source.complain((*path, "prompt"), str(mistake), line=mistake.line)
     try:
         return FollowUp(
             step.role,
             step.prompt or "",
-            backend=step.backend,
-            failure_mode=FailureMode(step.failure_mode or defaults.failure_mode),
-            output_schema=step.output_schema,
-            retry=retry_of(step, defaults),
-            timeout=defaults.timeout if step.timeout is None else step.timeout,
+            failure_mode=FailureMode(step.failure_mode or part.defaults.failure_mode),
+            **common_settings(step, part.defaults),
         )
     except PromptError:  # reported above
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from pydantic import (
@@ -172,6 +172,17 @@ def _allow_empty(schema: dict[str, Any]) -> None:
             shape |= {"anyOf": [*choices, {"type": "null"}], **about}
 
 
+def _one_of(forms: Iterable[JsonSchemaValue]) -> Callable[[dict[str, Any]], None]:
+    """Return what allows null for optional keys, and one of the `forms`."""
+    one_of = [*forms]
+
+    def extend(schema: dict[str, Any]) -> None:
+        _allow_empty(schema)
+        schema["oneOf"] = one_of
+
+    return extend
+
+
 def keys_of(model: type[DescribedModel]) -> dict[str, FieldInfo]:
     """Return the fields of a part by their keys in a plan file."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
@@ -324,15 +335,10 @@ class CheckPart(_Part):
         return Check(self.run, self.tries, self.output_schema, self.passes, self.judge, self.backend)
 
 
-def _plan_or_tasks(schema: dict[str, Any]) -> None:
-    _allow_empty(schema)
-    schema["oneOf"] = [{"required": ["plan"]}, {"required": ["tasks"]}]
-
-
 class LoopPart(_GuessedPart):
     """Tasks that are repeated, round by round, until a condition is true."""
 
-    model_config = ConfigDict(json_schema_extra=_plan_or_tasks)
+    model_config = ConfigDict(json_schema_extra=_one_of({"required": [key]} for key in ("plan", "tasks")))
     stand_ins: ClassVar[Mapping[str, str]] = {"until": "true"}
 
     plan: PlanFile = None
@@ -690,15 +696,10 @@ class PricePart(_Part):
         return Price(**self.model_dump())
 
 
-def _one_way(schema: dict[str, Any]) -> None:
-    _allow_empty(schema)
-    schema["oneOf"] = [{"required": [key]} for key in ("url", "url_env", "run")]
-
-
 class NotifyPart(_Part):
     """A target of notices: one of url, url_env and run."""
 
-    model_config = ConfigDict(json_schema_extra=_one_way)
+    model_config = ConfigDict(json_schema_extra=_one_of({"required": [key]} for key in ("url", "url_env", "run")))
 
     url: str | None = None
     """An address that is no secret, such as https://ntfy.sh/topic. The notice is posted there as JSON."""
@@ -730,16 +731,14 @@ GIVEN_BY = ("tasks", "orchestrate", "workflow")
 """The keys of a plan that give the tasks of its run. A plan has one of them."""
 
 
-def _allow_one_kind(schema: dict[str, Any]) -> None:
-    _allow_empty(schema)
-    kinds = [{"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in GIVEN_BY]
-    schema["oneOf"] = kinds
-
-
 class PlanPart(_GuessedPart):
     """A plan: tasks with their dependencies, or a goal, or the steps of a workflow; and the backends."""
 
-    model_config = ConfigDict(json_schema_extra=_allow_one_kind)
+    model_config = ConfigDict(
+        json_schema_extra=_one_of(
+            {"required": [key], "properties": {key: {"not": {"type": "null"}}}} for key in GIVEN_BY
+        )
+    )
     entry_stand_ins: ClassVar[Mapping[str, Any]] = {
         "backends": FunctionSpec(kind="function", call="module:function"),
         "inputs": None,

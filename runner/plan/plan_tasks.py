@@ -392,7 +392,7 @@ def function_of(part: TaskPart | StepPart, plan: PlanPart) -> str | None:
 
 
 _AS_WRITTEN = (
-    *("prompt", "backend", "model", "system", "temperature", "max_cost", "weight", "when", "at_most_once"),
+    *("prompt", "model", "system", "temperature", "max_cost", "weight", "when", "at_most_once"),
     *("cwd", "env", "shared", "join", "race", "repeat"),
 )
 """The settings that are the same in a plan file and in a run."""
@@ -408,8 +408,7 @@ def task_settings(
     return {
         **{name: getattr(part, name) for name in _AS_WRITTEN},
         "failure_mode": FailureMode(part.failure_mode or defaults.failure_mode),
-        "retry": retry_of(part, defaults),
-        "timeout": defaults.timeout if part.timeout is None else part.timeout,
+        **common_settings(part, defaults),
         "output_schema": part.output_schema or asks_for,
         "cache": defaults.cache if part.cache is None else part.cache,
         "metadata": part.metadata if part.role is None else {**part.metadata, "role": part.role},
@@ -440,15 +439,16 @@ def called_tasks(call: Call, inputs: Mapping[str, JsonInput], limits: GrowthLimi
     return dag
 
 
-def retry_of(part: TaskPart | FollowUpPart | StepPart, defaults: DefaultsPart) -> Retry:
-    """Return the retry policy of the part, completed by the plan's defaults."""
-    if part.retry is None and not defaults.retry.model_fields_set:
-        return DEFAULT_RETRY
-    # Field by field: a task with only `attempts` keeps the other defaults.
-    own: dict[str, Any] = part.retry.model_dump(exclude_unset=True) if part.retry else {}
-    merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}
-    merged["on"] = frozenset(cast(list[str], merged["on"]))
-    return Retry(**merged)
+def common_settings(part: TaskPart | FollowUpPart | StepPart, defaults: DefaultsPart) -> dict[str, Any]:
+    """Return the fields that each task of a plan has, a step and a follow-up too, completed by the plan's defaults."""
+    retry = DEFAULT_RETRY
+    if part.retry is not None or defaults.retry.model_fields_set:
+        # Field by field: a task with only `attempts` keeps the other defaults.
+        own: dict[str, Any] = part.retry.model_dump(exclude_unset=True) if part.retry else {}
+        merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}
+        retry = Retry(**merged | {"on": frozenset(cast(list[str], merged["on"]))})
+    timeout = defaults.timeout if part.timeout is None else part.timeout
+    return {"backend": part.backend, "retry": retry, "timeout": timeout, "output_schema": part.output_schema}
 
 
 def check_schema(schema: dict[str, Any] | None, path: Where, source: Source) -> None:
