@@ -867,8 +867,8 @@ class StoredBackends:
             if now is None:
                 return f"{why}, and {self.plan} has no such backend; put it back, or name a file with --backends FILE"
             return (
-                f"{why}: the values of {_join_names(_differing(spec, now))} are not those of the plan file {self.plan}; "
-                "change them there, or name a file with --backends FILE"
+                f"{why}: the values of {_join_names(_differing(spec, now))} are not those of the plan file {self.plan};"
+                " change them there, or name a file with --backends FILE"
             )
         if isinstance(spec, PydanticAISpec):
             return (
