@@ -466,7 +466,22 @@ class Runs:
         runs, StoreError.
         """
         store, now = unbounded(self._store), self.options.clock.wall()
-        return await delete_expired(store, now, keep=keep, older_than=older_than, dry_run=dry_run)
+        if not isinstance(store, PurgingStore):
+            raise PlaitError(f"a {type(store).__name__} deletes no runs; use a SQLiteStore or a PostgresStore")
+        runs = [await _released(store, run, now, dry_run) for run in await store.list_runs(_ALL)]
+        needed = await earlier_runs_needed(store, runs)
+        old = [run for run in expired(runs, now, keep, older_than) if run.run_id not in needed]
+        sizes = await store.run_sizes()
+        deletion = Deletion(old, sizes, len(runs) - len(old))
+        if dry_run:
+            return deletion
+        # Also without expired runs: an earlier purge may have left pages to wipe.
+        purged = await store.purge([run.run_id for run in old])
+        sessions = await store.session_ids() if has_sessions(store.files_root) else None
+        stored = {run.run_id for run in runs}.difference(purged.run_ids)
+        files = await delete_files(store.files_root, purged.run_ids, stored, sessions)
+        remains = "; ".join(filter(None, (purged.remains, files))) or None
+        return replace(deletion, freed_bytes=purged.freed_bytes, remains=remains)
 
     @_with_open_store
     async def settle(self, run_id: str, task_id: str, how: How, text: str = "") -> None:
@@ -1119,28 +1134,6 @@ class Deletion:
     """The reduction of the file's size; 0 for a server."""
     remains: str | None = None
     """Why something of the deleted runs is left in the store or beside it, in one line; another call removes it."""
-
-
-async def delete_expired(
-    store: Store, now: float, *, keep: int | None, older_than: float | None, dry_run: bool
-) -> Deletion:
-    """Delete the runs that have expired at Unix time `now`: see `Runs.delete`."""
-    if not isinstance(store, PurgingStore):
-        raise PlaitError(f"a {type(store).__name__} deletes no runs; use a SQLiteStore or a PostgresStore")
-    runs = [await _released(store, run, now, dry_run) for run in await store.list_runs(_ALL)]
-    needed = await earlier_runs_needed(store, runs)
-    old = [run for run in expired(runs, now, keep, older_than) if run.run_id not in needed]
-    sizes = await store.run_sizes()
-    deletion = Deletion(old, sizes, len(runs) - len(old))
-    if dry_run:
-        return deletion
-    # Also without expired runs: an earlier purge may have left pages to wipe.
-    purged = await store.purge([run.run_id for run in old])
-    sessions = await store.session_ids() if has_sessions(store.files_root) else None
-    stored = {run.run_id for run in runs}.difference(purged.run_ids)
-    files = await delete_files(store.files_root, purged.run_ids, stored, sessions)
-    remains = "; ".join(filter(None, (purged.remains, files))) or None
-    return replace(deletion, freed_bytes=purged.freed_bytes, remains=remains)
 
 
 async def _released(store: Store, run: RunRecord, now: float, dry_run: bool) -> RunRecord:

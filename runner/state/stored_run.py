@@ -544,7 +544,8 @@ def _same(record: TaskRecord, plan: DAG | None) -> Task | None:
     """Return the task of `plan` that has the same row."""
     if plan is None or record.task_id not in plan:
         return None
-    row = plan.stored[1][position := plan.position(record.task_id)]
+    _, rows = plan.stored
+    row = rows[position := plan.position(record.task_id)]
     is_same = row.prompt == record.prompt and row.spec == record.spec and row.depends_on == record.depends_on
     return plan.tasks[position] if is_same and row.backend == record.backend else None
 
