@@ -73,9 +73,9 @@ class HostBackend:
         made: Backend | None,
         needs: Mapping[str, float],
     ) -> None:
-        self._described = described
+        self.described = described
         self.hosts = hosts
-        self._needs = needs
+        self.needs = needs
         self._answer_key = answer_key(made)
         abilities = Abilities.of(made)
         self.can_fork = abilities.can_fork
@@ -99,7 +99,7 @@ class HostBackend:
         placement = request.placement
         session = None if placement is None else self.hosts.sessions.get(placement.run_id)
         if session is not None and placement is not None:
-            yield HostConversation(self._described, session, request, placement, self._needs)
+            yield HostConversation(self, session, request, placement)
             return
         raise BackendError(ErrorKind.UNEXPECTED, "the hosts are not connected; a bug of plait")
 
@@ -170,20 +170,16 @@ class HostConversation:
     """A conversation on one of the hosts."""
 
     def __init__(
-        self,
-        described: Mapping[str, JsonValue],
-        session: HostSession,
-        request: ConversationRequest,
-        placement: Placement,
-        needs: Mapping[str, float],
+        self, backend: HostBackend, session: HostSession, request: ConversationRequest, placement: Placement
     ) -> None:
-        self._described = described
+        self._backend = backend
         self._session = session
         self._request = request
         self._placement = placement
         place = None if request.workspace is None else as_json(request.workspace)
-        self._writes = None if placement.shared else {"backend": described, "workspace": place}
-        self._attempt = AttemptChannel(f"{placement.task_id}/{placement.attempt}", self._report, needs, self._writes)
+        self._writes = None if placement.shared else {"backend": backend.described, "workspace": place}
+        name = f"{placement.task_id}/{placement.attempt}"
+        self._attempt = AttemptChannel(name, self._report, backend.needs, self._writes)
         self._has_output = False
         """Whether the file of the output has been begun since the attempt was last let go."""
         self.session_id = request.session_id
@@ -247,7 +243,7 @@ class HostConversation:
             {
                 "op": "go",
                 "attempt": self._attempt.name,
-                "backend": self._described,
+                "backend": self._backend.described,
                 "request": request,
                 "wants_allowance": self._request.on_allowance is not None,
                 "prompt": prompt,
