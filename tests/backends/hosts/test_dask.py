@@ -198,8 +198,7 @@ async def test_a_copy_of_a_task_of_dask_begins_nothing(cluster: DaskCluster, tmp
     async with ParallelRunner(hosts.placed(functions.until_file)).start(tasks(1, str(gate))) as run:
         async for event in run.events():
             if isinstance(event, events.TaskPlaced):
-                session = hosts.session(run.run_id)
-                assert session is not None
+                session = hosts.sessions[run.run_id]
                 token = vars(session.connection(event.place))["_token"]
                 async with Client(cluster.address, asynchronous=True) as client:
                     workers = [event.place]
@@ -392,4 +391,4 @@ def test_each_kind_of_a_plan_takes_resources(kind: str, tmp_path: Path) -> None:
     )
     backend = placed(spec, tmp_path, DaskHosts("tls://sched:8786"))
     assert "needs" not in cast("dict[str, Any]", spec_description(spec, tmp_path)["spec"])
-    assert vars(backend)["_needs"] == {"gpus": 1}
+    assert backend.needs == {"gpus": 1}

@@ -93,7 +93,7 @@ class Round:
     async def _heal(self) -> None:
         for name in _CUT:
             self._net[name].heal()
-        session = self._hosts.session(RUN)
+        session = self._hosts.sessions.get(RUN)
         assert session is not None
         # A host ends the attempts that it is not asked to keep before it accepts a connection.
         await self._world.until(lambda: all(session.connections[name].is_connected for name in _CUT))
