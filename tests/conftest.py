@@ -44,9 +44,11 @@ LONG = tuple(
 )
 
 # How long examples take says nothing on a machine with other work. They are the same each time, so that no change is
-# refused for what another one did; `pytest --hypothesis-profile=search` looks for others.
+# refused for what another one did; `pytest --hypothesis-profile=search` looks for others, and for twice as many.
 hypothesis.settings.register_profile("search", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("plait", hypothesis.settings.get_profile("search"), derandomize=True)
+hypothesis.settings.register_profile(
+    "plait", hypothesis.settings.get_profile("search"), derandomize=True, max_examples=50
+)
 hypothesis.settings.load_profile("plait")
 
 

@@ -279,7 +279,7 @@ class Oracle:
         return task.join == "done" or "dead" not in outlooks
 
 
-@pytest.mark.parametrize("first", range(0, 500, 50))
+@pytest.mark.parametrize("first", range(0, 200, 50))
 def test_the_scheduler_agrees_with_an_oracle_on_random_graphs(first: int) -> None:
     for seed in range(first, first + 50):
         rng = random.Random(seed)

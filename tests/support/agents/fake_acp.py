@@ -19,12 +19,9 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-import traceback
-import uuid
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -65,6 +62,8 @@ class Agent:
         except RefusalError as refusal:
             tell(id=identity, error=refusal.error)
         except BaseException:
+            import traceback  # costs more than most turns
+
             traceback.print_exc()
             os._exit(3)
 
@@ -97,7 +96,7 @@ class Agent:
             raise RefusalError(-32601, "Method not found")
         assert params["mcpServers"] == []
         assert Path(params["cwd"]).is_dir()
-        new = f"s-{uuid.uuid4().hex[:12]}"
+        new = f"s-{os.urandom(6).hex()}"
         if method == "session/new":
             self.session = Session(new, [])
         elif method == "session/fork":
@@ -155,6 +154,8 @@ class Work:
         if self.word("noise") is not None:
             self.noise()
         if self.word("child") is not None:
+            import subprocess
+
             child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
             note("children.jsonl", child.pid)
         if self.word("tool") is not None:
@@ -182,13 +183,13 @@ class Work:
         refused.get()
 
     def tool(self, title: str) -> None:
-        call = f"call_{uuid.uuid4().hex[:6]}"
+        call = f"call_{os.urandom(3).hex()}"
         self.session.update("tool_call", toolCallId=call, title=title, kind="execute", status="pending", rawInput={})
         self.session.update("tool_call_update", toolCallId=call, status="completed")
         self.session.add("tool", title)
 
     def ask(self, title: str) -> bool:
-        call, identity = f"call_{uuid.uuid4().hex[:6]}", f"ask-{uuid.uuid4().hex[:6]}"
+        call, identity = f"call_{os.urandom(3).hex()}", f"ask-{os.urandom(3).hex()}"
         self.session.chunk("agent", "I have to ask. ")
         raw = {"command": title, "description": f"worded anew: {call}"}
         tool = {"toolCallId": call, "title": title, "kind": "execute", "rawInput": raw}
@@ -219,7 +220,7 @@ class Work:
         if (size := self.word("huge")) is not None:
             text = "x" * int(size)
         if self.word("nothing") is None:
-            message = f"m-{uuid.uuid4().hex[:6]}"
+            message = f"m-{os.urandom(3).hex()}"
             for piece in (text[: len(text) // 2], text[len(text) // 2 :]):
                 session.chunk("agent", piece, message)
         session.cost += PRICE

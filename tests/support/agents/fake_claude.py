@@ -17,10 +17,8 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 HOME = Path(os.environ["HOME"])
@@ -35,6 +33,12 @@ def tell(**event: object) -> None:
 def note(name: str, line: object) -> None:
     with (HOME / f"{name}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def new_id() -> str:
+    """As of `uuid.uuid4`, whose module takes longer to load than most turns."""
+    digits = os.urandom(16).hex()
+    return "-".join(digits[begin:end] for begin, end in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
 
 
 def path_of(session: str) -> Path:
@@ -65,7 +69,7 @@ def begin() -> tuple[str, list[dict[str, str]]]:
     if new and path_of(new).exists():
         refuse(f"Error: Session ID {new} is already in use.")
     if not old:
-        return new or str(uuid.uuid4()), []
+        return new or new_id(), []
     if not path_of(old).exists():
         refuse(f"No conversation found with session ID: {old}")
     said = load(old)
@@ -73,7 +77,7 @@ def begin() -> tuple[str, list[dict[str, str]]]:
         if at not in (ids := [one["uuid"] for one in said]):
             refuse(f"No message found with message.uuid of: {at}")
         said = said[: 1 + ids.index(at)]
-    return (new or str(uuid.uuid4())) if "fork-session" in OPTIONS else old, said
+    return (new or new_id()) if "fork-session" in OPTIONS else old, said
 
 
 class Talk:
@@ -84,7 +88,7 @@ class Talk:
         self.billed = 0
 
     def add(self, role: str, content: str) -> str:
-        self.said.append({"role": role, "content": content, "uuid": str(uuid.uuid4())})
+        self.said.append({"role": role, "content": content, "uuid": new_id()})
         path_of(self.session).write_text("".join(json.dumps(one) + "\n" for one in self.said))
         return self.said[-1]["uuid"]
 
@@ -155,6 +159,8 @@ def ask_person(talk: Talk, use: dict[str, object]) -> dict[str, object]:
     """What the hook says about the use of a tool."""
     hook = json.loads(OPTIONS["settings"])["hooks"]["PreToolUse"][0]["hooks"][0]["command"]
     given = {"tool_name": use["name"], "tool_input": use["input"], "tool_use_id": use["id"]}
+    import subprocess
+
     out = subprocess.run(hook, shell=True, input=json.dumps(given), capture_output=True, text=True, check=True).stdout
     return json.loads(out)["hookSpecificOutput"]
 
