@@ -14,7 +14,6 @@ from plait.errors import BackendError, ErrorKind
 from plait.runner.client.offered_plans import LocalPlans
 from plait.runner.client.run_backends import BackendOptions
 from plait.runner.serving.http_routes import ServedRuns
-from plait.runner.serving.mcp_server import RunTools
 
 
 class Late(Clock):
@@ -58,6 +57,8 @@ async def test_runs_are_woken_over_http(
 
 
 async def test_an_agent_wakes_the_runs_of_its_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from plait.runner.serving.mcp_server import RunTools  # loads mcp, which takes a second
+
     for name in ("PLAIT_RUN", "PLAIT_TASK"):
         monkeypatch.delenv(name, raising=False)
     plan = tmp_path / "plan.yaml"

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from distributed import Client
-
 from plait.backends.hosts.dask_hosts import DaskHosts
 from tests.support.hosts.namespaces import Namespace
 from tests.support.hosts.ssh import ROOT
@@ -93,6 +91,8 @@ class DaskCluster:
 
     async def ready(self) -> None:
         """Return once each worker is there."""
+        from distributed import Client  # takes a second, and most who import this start no cluster
+
         async with Client(self.address, asynchronous=True, timeout=_LIMIT_S) as client:
             await client.wait_for_workers(len(self.agents), timeout=_LIMIT_S)  # pyright: ignore[reportGeneralTypeIssues]
 
