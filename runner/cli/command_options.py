@@ -186,6 +186,10 @@ def _text_of_file(path: Path) -> str:
     return text.removesuffix("\n")
 
 
+def _complete_kind(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    return [kind for kind in KINDS.replace(" or ", ", ").split(", ") if kind.startswith(begun)]
+
+
 def _age(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float | None:
     """Return the seconds of an age such as 30d. Raises BadParameter."""
     if value is None:
@@ -246,9 +250,7 @@ _BACKEND = (
     click.option(
         "--backend",
         metavar="KIND",
-        shell_complete=lambda _context, _parameter, begun: [
-            kind for kind in KINDS.replace(" or ", ", ").split(", ") if kind.startswith(begun)
-        ],
+        shell_complete=_complete_kind,
         help=f"Use this backend if the plan names none: {KINDS}.",
     ),
     click.option("--model", metavar="NAME", help="Use this model; for local, the path of a GGUF file."),

@@ -132,12 +132,14 @@ async def _serve(
     runs, url = served.runs, url_of(host, listening.getsockname()[1])
     store = runs.options.store
     assert store is not None
+
+    def note(text: str) -> None:
+        print_note(text if runs.driven else "stopping")
+
     with server_access(place, url, files_root(store)) as (sign_in, token_path):
         server = ApiServer(served, listening, sign_in, host)
         async with anyio.create_task_group() as beside:
-            await beside.start(
-                stop_on_signal, server.stop, lambda text: print_note(text if runs.driven else "stopping")
-            )
+            await beside.start(stop_on_signal, server.stop, note)
             beside.start_soon(announce, url, sign_in, token_path)
             for start in filter(None, at_start):
                 beside.start_soon(start)
