@@ -1,8 +1,8 @@
 """`Executor`: the loop of a run. The workers take tasks from the scheduler, run attempts and report the outcomes.
 
 After an attempt a worker continues with a task unlocked by the attempt. A chain of tasks thus takes one worker, and a
-run holds at most one worker for each slot, adopted attempts aside. Further tasks go to idle workers
-(`WorkerPool`). Each step of the loop:
+run holds at most one worker for each slot, adopted attempts aside. Further tasks go to idle workers: waking one costs a
+fifth of starting a new one. Each step of the loop:
 
     an attempt ends              `_conclude`: the outcome changes the state (outcomes.py), and the event says how
     the policy is called         `_call_policy`: added and cancelled tasks become events of the same step
@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 from math import inf
@@ -95,7 +95,8 @@ class Executor:
         self._attempt_runner = AttemptRunner(run, self._folders, self._slot_for_judge)
         self.outcomes = outcomes(run)
         self._workers: anyio.abc.TaskGroup | None = None
-        self._pool = WorkerPool(self._work)
+        self._idle: list[asyncio.Future[Attempt | None]] = []
+        """What each idle worker waits for: its next attempt, or None at the end of the run."""
         self._throttling = ThrottlingReporter(run)
         self._questions = PendingQuestions(run, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(run.options.clock, self._try_again)
@@ -162,7 +163,7 @@ class Executor:
 
     async def _execute(self) -> None:
         async with anyio.create_task_group() as workers:
-            self._workers = self._pool.workers = workers
+            self._workers = workers
             if self._run.policy_state.end is not None:
                 self.ended_by = self.ended_by or "policy"
             if self.ended_by is not None:
@@ -418,7 +419,7 @@ class Executor:
             new_events.append(started)
         if self.ended_by is None and self._scheduler.enqueue(self._take_offered):
             if not self._scheduler.taken:
-                self._pool.keep_one()
+                self._keep_one_worker()
             self._throttling.limited(self._scheduler.rates.waiting())
         if self._reused and not self._is_taking_over:
             assert self._workers is not None
@@ -574,7 +575,7 @@ class Executor:
         """Wait until the starts are stored, then hand each attempt to a worker."""
         if attempts or new_events:
             await self._run.sink.submit(new_events).wait()
-            self._pool.assign(attempts)
+            self._assign(attempts)
         self._end_if_decided()
         self._release_idle_if_over()
         if self._parks:
@@ -613,7 +614,10 @@ class Executor:
     def _release_idle_if_over(self) -> None:
         """Release idle workers and deadlines if nothing more can come."""
         if self._scheduler.exhausted:
-            self._pool.release()
+            for handed in self._idle:
+                if not handed.done():
+                    handed.set_result(None)
+            self._idle.clear()
             self._questions.end()
             self._reopenings.end_all()
 
@@ -646,7 +650,7 @@ class Executor:
                 self._end_if_decided()
             if attempts:
                 attempt = attempts.pop()
-                self._pool.assign(attempts)
+                self._assign(attempts)
             else:
                 attempt = await self._next_turn()
 
@@ -696,8 +700,7 @@ class Executor:
         change, answers that are there are judged without a slot, since none is given out any more.
         """
         position, rates = attempt.position, self._scheduler.rates
-        if position in rates.reserved:
-            self._settle_rate(position, used)
+        self._settle_rate(position, used)
         if self.ended_by is None and self._scheduler.move(position, name):
             self._judging[position] = ready = anyio.Event()
             try:
@@ -708,17 +711,11 @@ class Executor:
             finally:
                 del self._judging[position]
         if self.ended_by == "cancel":
-            if position in rates.reserved:
-                rates.give_back(position)
+            rates.give_back(position)
             return None
         if position in rates.reserved:
             self._metered[position] = attempt
-
-        def settle(used: Usage) -> None:
-            if position in rates.reserved:
-                self._settle_rate(position, used)
-
-        return settle
+        return partial(self._settle_rate, position)
 
     def _watch_probe(self, attempt: Attempt, moment: float) -> None:
         """Let further tasks start on the backend once it has accepted `attempt`, or has not answered for `moment`
@@ -738,22 +735,21 @@ class Executor:
     def _settle_shares(self, attempt: Attempt, outcome: CallOutcome) -> None:
         """Settle the attempt's share of a limit of rate, and of the budget, with the real usage."""
         del self._metered[attempt.position]
-        ended, rates, budget = outcome.reply or outcome.error, self._scheduler.rates, self._run.budget
+        ended, budget = outcome.reply or outcome.error, self._run.budget
         usage = NO_USAGE if ended is None else ended.usage
         kind = None if outcome.error is None else outcome.error.kind.value
         if budget is not None and attempt.task.id in budget.reserved:
             budget.settle(attempt.task.id, usage, error_kind=kind, called=attempt.has_begun)
-        if attempt.position not in rates.reserved:
-            return
-        if not attempt.has_begun:
-            rates.give_back(attempt.position)
-            return
-        self._settle_rate(attempt.position, usage, kind)
+        if attempt.has_begun:
+            self._settle_rate(attempt.position, usage, kind)
+        else:
+            self._scheduler.rates.give_back(attempt.position)
 
     def _settle_rate(self, position: int, usage: Usage, error_kind: str | None = None) -> None:
-        reserved = self._scheduler.rates.reserved[position][1].usd
-        cost, _ = counted_cost(usage, reserved, error_kind=error_kind)
-        self._scheduler.rates.settle(position, usage.input_tokens, usage.output_tokens, cost)
+        """Settle the share of a limit of rate, if the task has one."""
+        if (share := self._scheduler.rates.reserved.get(position)) is not None:
+            cost, _ = counted_cost(usage, share[1].usd, error_kind=error_kind)
+            self._scheduler.rates.settle(position, usage.input_tokens, usage.output_tokens, cost)
 
     def _start_timer(
         self, wait: float | Callable[[], Awaitable[None]], call: Callable[[], None]
@@ -788,7 +784,29 @@ class Executor:
             return None
         if self._parks:
             self._park_if_all_waits()
-        return await self._pool.wait()
+        return await self._wait_idle()
+
+    async def _wait_idle(self) -> Attempt | None:
+        handed: asyncio.Future[Attempt | None] = asyncio.get_running_loop().create_future()
+        self._idle.append(handed)
+        return await handed
+
+    def _assign(self, attempts: Sequence[Attempt]) -> None:
+        """Wake an idle worker, or start a new worker, for each attempt."""
+        assert self._workers is not None
+        for attempt in attempts:
+            if not self._idle:
+                self._workers.start_soon(self._work, attempt)
+                continue
+            handed = self._idle.pop()
+            if not handed.done():  # a cancelled worker: all workers are being cancelled, so nothing more starts
+                handed.set_result(attempt)
+
+    def _keep_one_worker(self) -> None:
+        """Keep at least one idle worker, so that the task group, and with the group the run, does not end."""
+        assert self._workers is not None
+        if not self._idle:
+            self._workers.start_soon(self._work, None)
 
     def _begin_wait(self, position: int, event: events.Event) -> None:
         """Begin to wait for the time of the task's next attempt, or for an answer."""
@@ -821,48 +839,3 @@ class Executor:
 
 async def _fail(error: Exception) -> None:
     raise error
-
-
-class WorkerPool:
-    """The idle workers of one run, each of which waits for an attempt.
-
-    A new worker runs `work(attempt)`, or `work(None)` to wait first, in the task group `workers`. Waking an idle worker
-    costs a fifth of starting a new worker.
-    """
-
-    def __init__(self, work: Callable[[Attempt | None], Coroutine[None, None, None]]) -> None:
-        self._work = work
-        self.workers: anyio.abc.TaskGroup | None = None
-        self._waiting: list[asyncio.Future[Attempt | None]] = []
-
-    async def wait(self) -> Attempt | None:
-        """Wait for an attempt and return the attempt; None if no further attempt follows. Cancellable."""
-        handed: asyncio.Future[Attempt | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(handed)
-        return await handed
-
-    def assign(self, attempts: Sequence[Attempt]) -> None:
-        """Wake an idle worker, or start a new worker, for each attempt."""
-        for attempt in attempts:
-            if not self._waiting:
-                self._start(attempt)
-                continue
-            handed = self._waiting.pop()
-            if not handed.done():  # a cancelled worker: all workers are being cancelled, so nothing more starts
-                handed.set_result(attempt)
-
-    def keep_one(self) -> None:
-        """Keep at least one idle worker, so that the task group, and with the group the run, does not end."""
-        if not self._waiting:
-            self._start(None)
-
-    def _start(self, attempt: Attempt | None) -> None:
-        assert self.workers is not None
-        self.workers.start_soon(self._work, attempt)
-
-    def release(self) -> None:
-        """Let all idle workers return, because no further attempt follows for the idle workers."""
-        for handed in self._waiting:
-            if not handed.done():
-                handed.set_result(None)
-        self._waiting.clear()

@@ -141,12 +141,23 @@ class OutcomeHandler:
             if scheduler.asks_for_credit(name):
                 return self._retry(attempt, error, duration, 0.0, continuation)
         asking = Asking(Question(credit_question(name, error.message), GO_ON_SCHEMA), Way.CREDIT)
-        waiting = self._state.wait_for_answer(
-            position, self._stamp(), asking, duration, error.usage, error.messages, continuation=continuation
-        )
         scheduler.close_for_person(position, name, pause_without_credit(inf, duration))
-        scheduler.park(position)
-        self._run.program_log.info("task_waiting_input", task=attempt.task.id)
+        return self._ask(position, asking, continuation, duration, error.usage, error.messages)
+
+    def _ask(
+        self,
+        position: int,
+        asking: Asking,
+        continuation: Continuation | None,
+        duration: float = 0.0,
+        usage: Usage = NO_USAGE,
+        messages: tuple[Message, ...] = (),
+    ) -> events.TaskWaiting:
+        waiting = self._state.wait_for_answer(
+            position, self._stamp(), asking, duration, usage, messages, continuation=continuation
+        )
+        self._scheduler.park(position)
+        self._run.program_log.info("task_waiting_input", task=waiting.task_id)
         return waiting
 
     def _wait_for_decision(self, attempt: Attempt, error: BackendError) -> events.TaskWaiting:
@@ -180,17 +191,11 @@ class OutcomeHandler:
         """Let the task wait for an answer, and prepare the next attempt as far as possible without the answer."""
         now = self._run.options.clock.wall()
         asking = Asking(question, way, None if question.deadline is None else iso(now + question.deadline))
-        messages: tuple[Message, ...] = ()
-        usage, continuation = NO_USAGE, None
-        if reply is not None:
-            messages, usage = attempt.messages(reply), reply.usage
-            continuation = Continuation(attempt.session_id, (*_earlier_messages(attempt), *messages))
-        waiting = self._state.wait_for_answer(
-            attempt.position, self._stamp(), asking, duration, usage, messages, continuation=continuation
-        )
-        self._scheduler.park(attempt.position)
-        self._run.program_log.info("task_waiting_input", task=attempt.task.id)
-        return waiting
+        if reply is None:
+            return self._ask(attempt.position, asking, None, duration)
+        messages = attempt.messages(reply)
+        continuation = Continuation(attempt.session_id, (*_earlier_messages(attempt), *messages))
+        return self._ask(attempt.position, asking, continuation, duration, reply.usage, messages)
 
     def _correct_or_fail(
         self, attempt: Attempt, failure: BackendError, duration: float, tries: int
@@ -245,10 +250,7 @@ class OutcomeHandler:
         is_confirmed = continuation is not None and continuation.interrupted
         started = self._state.start(position, self._stamp(), BUDGET, session_id, confirmed=is_confirmed)
         asking = Asking(Question(*self._run.budget.question(way, task, worst)), way)
-        waiting = self._state.wait_for_answer(position, self._stamp(), asking, 0.0, continuation=continuation)
-        self._scheduler.park(position)
-        self._run.program_log.info("task_waiting_input", task=task.id)
-        return [started, waiting]
+        return [started, self._ask(position, asking, continuation)]
 
     def answer(self, position: int, value: JsonValue, by: str) -> list[events.Event]:
         """Answer the waiting task at `position` with `value`, already checked against the question. Return the

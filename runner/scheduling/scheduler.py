@@ -607,8 +607,7 @@ class Scheduler:
         """Give back what the started task has beside its slot, because its call is not made: its share of the limits of
         rate, and its place as the probe of the backend. `set_aside` or `park` follows.
         """
-        if position in self.rates.reserved:
-            self.rates.give_back(position)
+        self.rates.give_back(position)
         self.withdraw(position)
 
     def refusals(self, position: int) -> int:
@@ -977,10 +976,11 @@ class RunRates:
         self._settle_money(gate, reservation, usd)
 
     def give_back(self, position: int) -> None:
-        """Return the share of a call that was never made."""
-        gate, reservation = self.reserved.pop(position)
-        gate.give_back(reservation)
-        self._settle_money(gate, reservation, 0.0)
+        """Return the share, if any, of a call that was never made."""
+        if position in self.reserved:
+            gate, reservation = self.reserved.pop(position)
+            gate.give_back(reservation)
+            self._settle_money(gate, reservation, 0.0)
 
     def _settle_money(self, gate: RateGate, reservation: Reservation, usd: float) -> None:
         if gate.ledger is not None and gate.limiter.counts_money:

@@ -111,7 +111,7 @@ def _wake_up_lost() -> AbstractContextManager[object]:
     async def slow(self: Any) -> object:
         if not self._scheduler.exhausted:
             await self._run.options.clock.sleep(0.005)
-            return await self._pool.wait()
+            return await self._wait_idle()
         return await next_turn(self)
 
     return mock.patch.object(execution.Executor, "_next_turn", slow)
