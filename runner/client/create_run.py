@@ -196,8 +196,7 @@ def new_run(
         live.first_events = _run_created(at, run_id, dag, kept), events.RunStarted(at, run_id), claim
         vars(dag).pop("stored", None)  # the events hold it until it is stored
         live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
-        outcome = await execute_run(live)
-        return outcome if isinstance(outcome, RunResult) else await go_on(live, outcome)
+        return await go_on(live, await execute_run(live))
 
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park), drive)
 

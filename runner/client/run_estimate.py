@@ -21,7 +21,7 @@ from plait.json_form import value
 from plait.runner.domain.dag import DAG, RowsFile, group_of
 from plait.runner.domain.prompt_values import named, rendered
 from plait.runner.engine.answer_check import VERDICT
-from plait.runner.engine.call_costs import ATTACHMENT_TOKENS, CallCosts, all_calls_of, tokens_in
+from plait.runner.engine.call_costs import ATTACHMENT_TOKENS, CallCosts, tokens_in
 from plait.runner.engine.growth import elements_of
 from plait.runner.engine.run_options import RunOptions, backend_names
 from plait.runner.reuse.earlier_answers import ReuseFrom
@@ -149,9 +149,8 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     call_costs, refused = CallCosts(config), None
     if config.budget is not None or config.limited_by_day:
         try:
-            asked_of = all_calls_of(dag, names, config.default, config.spares)
             has_budget = config.budget is not None
-            await call_costs.require(asked_of, config.limited_by_day, has_budget=has_budget, unpriced=config.unpriced)
+            await call_costs.require(dag, names, has_budget=has_budget, unpriced=config.unpriced)
         except InvalidRequest as error:
             refused = str(error)
     asked: list[_Calls] = []

@@ -9,7 +9,7 @@ about a quarter. Output counts as far as the backend lets a request write.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -44,6 +44,7 @@ class CallCosts:
     """The costs of calls on the backends of a runner, by the prices of the user and the list, if that is loaded."""
 
     def __init__(self, options: RunOptions) -> None:
+        self._options = options
         self._backends = options.backends
         self._prices = Prices(options.prices)
         self._clock = options.clock
@@ -141,13 +142,23 @@ class CallCosts:
         return billing if model is None else replace(billing, model=model)
 
     async def require(
-        self, calls: Iterable[tuple[str, str | None]], by_day: Collection[str], *, has_budget: bool, unpriced: bool
+        self,
+        tasks: Iterable[Task],
+        names: Sequence[str],
+        further: Iterable[str] = (),
+        *,
+        has_budget: bool,
+        unpriced: bool,
     ) -> None:
-        """Load the list of prices if one of `calls`, each a backend and the model asked for, may need it. Raise
-        InvalidRequest if the worst case of one that is counted cannot be stated, unless `unpriced`. All are counted if
-        the run `has_budget`, otherwise those on the backends whose account is limited `by_day`.
+        """Load the list of prices if it may be needed for a call of `tasks`, which are on the backends `names`, or of a
+        backend in `further`. Raise InvalidRequest if the worst case of a call that is counted cannot be stated, unless
+        `unpriced`. All are counted if the run `has_budget`, otherwise those on accounts with a limit by day.
         """
-        backends = self._backends.keys() if has_budget else self._backends.keys() & by_day
+        options = self._options
+        backends = self._backends.keys() if has_budget else self._backends.keys() & options.limited_by_day
+        calls = [call for one, name in zip(tasks, names, strict=True) for call in _calls_of(one, name, options.default)]
+        calls += [(spare, None) for name in dict.fromkeys(names) for spare in options.spares.get(name, ())]
+        calls += [(name, None) for name in further]
         paid = [call for call in dict.fromkeys(calls) if call[0] in backends and not self.is_free(call[0])]
         used = Usage(1, 1)
         if any(self._prices.needs_list(used, self._billing(*call)) for call in paid):
@@ -160,15 +171,7 @@ class CallCosts:
             )
 
 
-def all_calls_of(
-    tasks: Iterable[Task], names: Sequence[str], default: str, spares: Mapping[str, Sequence[str]]
-) -> list[tuple[str, str | None]]:
-    """Return what `calls_of` yields for the `tasks` on the backends `names`, with the `spares` of the backends."""
-    calls = [call for task, name in zip(tasks, names, strict=True) for call in calls_of(task, name, default)]
-    return [*calls, *((spare, None) for name in dict.fromkeys(names) for spare in spares.get(name, ()))]
-
-
-def calls_of(task: Task, name: str, default: str) -> Iterator[tuple[str, str | None]]:
+def _calls_of(task: Task, name: str, default: str) -> Iterator[tuple[str, str | None]]:
     """Yield the backends that the task, on the backend `name`, calls, each with the model asked for: also those of the
     plan that it calls. `default` is the default backend.
     """

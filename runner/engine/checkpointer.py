@@ -18,7 +18,7 @@ A store may refuse a change for good (Conflict): a value is too large, a constra
 writer then writes event by event. An attempt whose end is refused fails in its place, with the reason; any other
 refused change is lost. Either way the executor is ahead of what is stored. So nothing that was not told yet begins:
 the writer forgets the starts behind the refusal, with all that follows from them, and calls `on_refused`, so that the
-executor starts nothing more. The run then goes on from what is stored, as after a crash (`Diverged`).
+executor starts nothing more. The run then goes on from what is stored, as after a crash (`LiveRun.goes_on`).
 If a change is lost, the end of the run is not stored either: the run stays resumable.
 
 Each call of a run's store, reads included, has a time limit, and every failure of a call is a StoreError (`bounded` in

@@ -5,7 +5,7 @@
     prepared    with a state, an owner and the unfinished work of earlier processes: `prepare_resume`, for a stored run
     executed    by `execute_run`, which adds the scheduler and the sink of events
 
-A run that goes on from what is stored (`Diverged`) is prepared and executed again.
+A run that goes on from what is stored (`LiveRun.goes_on`) is prepared and executed again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from plait.runner.domain.notify_target import NotifyTarget
 from plait.runner.domain.policy import Policy
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.run_tuning import Tuning
-from plait.runner.engine.call_costs import CallCosts, all_calls_of
+from plait.runner.engine.call_costs import CallCosts
 from plait.runner.engine.checkpointer import EventSink, WritePosition
 from plait.runner.engine.run_options import RunOptions, policy_backends
 from plait.runner.reuse.earlier_answers import EarlierAnswers
@@ -327,6 +327,10 @@ class LiveRun:
     """The request to the attempts under way to end, because the run is being cancelled."""
 
     # Ended.
+    goes_on: bool = False
+    """Whether the execution got ahead of what is stored, because the store refused results for good. In the store their
+    tasks have failed, and the run still belongs to this process. It goes on from there, as in a resume.
+    """
     ended_by: EarlyEnd | None = None
     """Who asked first for an early end."""
     asleep: anyio.CancelScope | None = None
@@ -352,15 +356,11 @@ class LiveRun:
         """Give the run, which has not begun, its budget. `tasks`, on the backends `names`, are still to run. Raises
         InvalidRequest if the worst case of a call that a limit of money counts cannot be stated.
         """
-        default, further = self.options.default, set[str]()
-        by_day = self.options.limited_by_day
-        if budget is not None or by_day:
+        if budget is not None or self.options.limited_by_day:
             self.options.require_ledgers()
-            if self.policy is not None:
-                further = policy_backends(self.policy, default)
-            calls = all_calls_of(tasks, [*names], default, self.options.spares)
-            calls += [(name, None) for name in further]
-            await self.call_costs.require(calls, by_day, has_budget=budget is not None, unpriced=unpriced)
+            further = () if self.policy is None else policy_backends(self.policy, self.options.default)
+            has_budget = budget is not None
+            await self.call_costs.require(tasks, [*names], further, has_budget=has_budget, unpriced=unpriced)
         self.budget, self.unpriced = budget, unpriced
 
     def backend_of(self, position: int) -> str:

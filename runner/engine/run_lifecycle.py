@@ -33,7 +33,6 @@ from plait.clock_and_ids import iso, parse_time
 from plait.errors import Conflict, Fenced, OwnershipLost, RunExists
 from plait.events import RunReleased
 from plait.failpoints import reached
-from plait.json_form import value
 from plait.persistence.store_protocol import Store
 from plait.program_log import logger
 from plait.runner.domain.run_result import RunResult
@@ -51,20 +50,10 @@ from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import failed_status
 
 
-@value
-class Diverged:
-    """The outcome of an execution that got ahead of what is stored, because the store refused results for good.
-
-    In the store their tasks have failed, and the run still belongs to this process. It goes on from there, as in a
-    resume.
+async def execute_run(run: LiveRun) -> RunResult:
+    """Execute `run`, which is prepared, to its end in this process, or until it goes on from what is stored
+    (`LiveRun.goes_on`). Raise as `ParallelRunner.run`.
     """
-
-    result: RunResult
-    """The result if the run cannot go on, as interrupted."""
-
-
-async def execute_run(run: LiveRun) -> RunResult | Diverged:
-    """Execute `run`, which is prepared, to its end in this process. Raise as `ParallelRunner.run`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # stores and backends do not support trio
@@ -85,7 +74,7 @@ async def execute_run(run: LiveRun) -> RunResult | Diverged:
             unregister(run.owner)
 
 
-async def _execute_stored(run: LiveRun, store: Store) -> RunResult | Diverged:
+async def _execute_stored(run: LiveRun, store: Store) -> RunResult:
     options = run.options
     run.sink = checkpointer = Checkpointer(store, run.run_id, run.feed.publish, options.clock, options.strict)
     run.on_late_end = None
@@ -130,8 +119,8 @@ async def _execute_stored(run: LiveRun, store: Store) -> RunResult | Diverged:
     if result.status is RunStatus.CANCELLED:
         return result
     if checkpointer.goes_on:
-        run.execution = None
-        return Diverged(replace(result, status=RunStatus.INTERRUPTED))
+        run.execution, run.goes_on = None, True
+        return replace(result, status=RunStatus.INTERRUPTED)
     if checkpointer.loss is not None:
         return replace(result, status=RunStatus.INTERRUPTED, error=checkpointer.loss)
     return result

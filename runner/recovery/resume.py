@@ -44,7 +44,7 @@ from plait.runner.engine.lease import (
 )
 from plait.runner.engine.live_run import Feed, LiveRun, Run
 from plait.runner.engine.retries import LONG_S
-from plait.runner.engine.run_lifecycle import Diverged, end_on_hosts, execute_run, note_cancelled, run_on_hosts
+from plait.runner.engine.run_lifecycle import end_on_hosts, execute_run, note_cancelled, run_on_hosts
 from plait.runner.engine.run_options import RunOptions, answer_keys, backend_names, require_policy_backends
 from plait.runner.policies import policy_of
 from plait.runner.recovery.resume_plan import (
@@ -133,25 +133,21 @@ def continued_run(config: RunOptions, run_id: str, how: ResumeOptions, run: Stor
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park or how.wakes, wakes=how.wakes), drive)
 
 
-async def go_on(live: LiveRun, outcome: RunResult | Diverged) -> RunResult:
+async def go_on(live: LiveRun, result: RunResult) -> RunResult:
     """Return the result of a run. If the store has refused a part of it, first continue with what is stored."""
-    while isinstance(outcome, Diverged):
-        interrupted = outcome.result
+    while live.goes_on:
+        live.goes_on, interrupted = False, result
         try:
-            outcome = await _resume_once(live, ResumeOptions(policy=live.policy))
+            result = _joined(interrupted, await _resume_once(live, ResumeOptions(policy=live.policy)))
         except StoreError as error:
             at = live.stamp()
             live.feed.publish(events.RunInterrupted(at, live.run_id, str(error)))
             degraded = (*interrupted.degraded, Degradation(at, None, str(error)))
             return replace(interrupted, degraded=degraded, error=str(error))
-        if isinstance(outcome, Diverged):
-            outcome = Diverged(_joined(interrupted, outcome.result))
-        else:
-            outcome = _joined(interrupted, outcome)
-    return outcome
+    return result
 
 
-async def _resume_once(live: LiveRun, how: ResumeOptions, read: StoredRun | None = None) -> RunResult | Diverged:
+async def _resume_once(live: LiveRun, how: ResumeOptions, read: StoredRun | None = None) -> RunResult:
     config, run_id = live.options, live.run_id
 
     async def prepared_or_result() -> RunResult | None:

@@ -28,7 +28,7 @@ from plait.errors import AnswerConflict, PlaitError, RunNotResumable
 from plait.json_form import JsonInput, JsonValue, value
 from plait.persistence.store_records import TaskRecord
 from plait.program_log import logger
-from plait.runner.domain.asked_question import RAISES, Asking, Way, answers_of
+from plait.runner.domain.asked_question import RAISES, AnsweredQuestion, Asking, Way, answers_of
 from plait.runner.domain.continuation import is_refusal
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.policy import Policy
@@ -105,21 +105,10 @@ DECLARED_FAILED = "declared_failed"
 
 
 @value
-class ReceivedAnswer:
-    """The answer to the open question of a task."""
-
-    value: JsonValue
-    way: Way
-    """How the task asked."""
-    by: str
-    """The source of the answer, as in `AnsweredQuestion`."""
-
-
-@value
 class Evidence:
     """Facts about tasks beside the task records."""
 
-    answers: Mapping[str, ReceivedAnswer] = field(default_factory=dict[str, ReceivedAnswer])
+    answers: Mapping[str, AnsweredQuestion] = field(default_factory=dict[str, AnsweredQuestion])
     """The answers to open questions, by task id."""
     late: Collection[str] = ()
     """Tasks without an answer and without a default after the deadline."""
@@ -244,7 +233,7 @@ def _with_budget(options: RunOptions, run: StoredRun, evidence: Evidence) -> Evi
         task_id = run.tasks[position].task_id
         if asking.way is Way.BUDGET and options.budget is not None and task_id not in evidence.answers:
             with suppress(PlaitError):  # it is no higher
-                answer = ReceivedAnswer(asking.checked(options.budget), asking.way, "person")
+                answer = _answered_question(run, position, asking.checked(options.budget), "person")
                 evidence = replace(evidence, answers={**evidence.answers, task_id: answer})
     return evidence
 
@@ -265,21 +254,26 @@ def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | Non
     """
     own = own or {}
     noted = first_notes(run)
-    answers: dict[str, ReceivedAnswer] = {}
+    answers: dict[str, AnsweredQuestion] = {}
     late: set[str] = set()
     for position, asking in run.state.asking.items():
         task_id = run.tasks[position].task_id
         if task_id in noted:
-            answers[task_id] = ReceivedAnswer(noted[task_id].value, asking.way, "person")
+            answers[task_id] = _answered_question(run, position, noted[task_id].value, "person")
         elif asking.is_late(now) and asking.question.default is None:
             late.add(task_id)
         elif asking.is_late(now):
-            answers[task_id] = ReceivedAnswer(asking.question.default, asking.way, "default")
+            answers[task_id] = _answered_question(run, position, asking.question.default, "default")
         elif task_id in own:
-            answers[task_id] = ReceivedAnswer(asking.checked(own[task_id]), asking.way, "person")
+            answers[task_id] = _answered_question(run, position, asking.checked(own[task_id]), "person")
         if task_id in own and (task_id in noted or asking.is_late(now)):
             raise AnswerConflict(too_late(run.record.run_id, task_id, asking, noted=task_id in noted))
     return Evidence(answers, late)
+
+
+def _answered_question(run: StoredRun, position: int, value: JsonValue, by: str) -> AnsweredQuestion:
+    asking = run.state.asking[position]
+    return AnsweredQuestion(run.tasks[position].attempt, asking.way, asking.question.text, value, by)
 
 
 def first_notes(run: StoredRun) -> dict[str, AnswerNote]:
@@ -339,15 +333,28 @@ def too_late(run_id: str, task_id: str, asking: Asking, *, noted: bool) -> str:
 
 
 async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
-    """Return `run` with the states of the running attempts in `detached`, read from files. No living owner exists."""
+    """Return `run` with the states of the running attempts in `detached`, read from files. No living owner exists.
+
+    Attempts that were placed on another host count as alive: their hosts have not been asked. One without a stored
+    place has not begun. Raises StoreError.
+    """
     turns: dict[str, tuple[DetachedBackend, Files]] = {}
-    root = files_root(run.store)
+    elsewhere: set[tuple[str, int]] = set()
+    root, run_id = files_root(run.store), run.record.run_id
     for position, (task, record) in enumerate(zip(run.state.dag, run.tasks, strict=True)):
-        if root is not None and TASK_STATUSES[record.status] is TaskStatus.RUNNING and not task.gathers:
-            backend = options.backends.get(run.state.backend_of(position, options.default))
-            if isinstance(backend, DetachedBackend):
-                turns[task.id] = backend, attempt_files(root, run.record.run_id, task.id, record.attempt)
-    placed = await _placed_turns(options, run)
+        if TASK_STATUSES[record.status] is not TaskStatus.RUNNING:
+            continue
+        backend = options.backends.get(run.state.backend_of(position, options.default))
+        if root is not None and not task.gathers and isinstance(backend, DetachedBackend):
+            turns[task.id] = backend, attempt_files(root, run_id, task.id, record.attempt)
+        if isinstance(backend, PlacedBackend):
+            elsewhere.add((task.id, record.attempt))
+    places = await placed_attempts(run.store, run_id) if elsewhere else {}
+    placed = {
+        task_id: DetachedTurn("alive", None, at.interrupted, f"on {at.place}", at.place)
+        for (task_id, attempt), at in places.items()
+        if (task_id, attempt) in elsewhere
+    }
     if not turns and not placed:
         return run
     detached = await run_sync(_inspect, turns)
@@ -362,25 +369,6 @@ async def with_detached_turns(options: RunOptions, run: StoredRun) -> StoredRun:
     return replace(
         run, tasks=tuple(_with_session(record, detached.get(record.task_id)) for record in run.tasks), detached=detached
     )
-
-
-async def _placed_turns(options: RunOptions, run: StoredRun) -> dict[str, DetachedTurn]:
-    """Return the running attempts that were placed on another host, as alive: their hosts have not been asked. An
-    attempt without a stored place has not begun. Raises StoreError.
-    """
-    running: dict[str, int] = {}
-    for position, (task, record) in enumerate(zip(run.state.dag, run.tasks, strict=True)):
-        backend = options.backends.get(run.state.backend_of(position, options.default))
-        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and isinstance(backend, PlacedBackend):
-            running[task.id] = record.attempt
-    if not running:
-        return {}
-    places = await placed_attempts(run.store, run.record.run_id)
-    return {
-        task_id: DetachedTurn("alive", None, placed.interrupted, f"on {placed.place}", placed.place)
-        for task_id, attempt in running.items()
-        if (placed := places.get((task_id, attempt))) is not None
-    }
 
 
 def _inspect(turns: Mapping[str, tuple[DetachedBackend, Files]]) -> dict[str, DetachedTurn]:

@@ -24,7 +24,7 @@ from plait.events import (
 )
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import Way, answers_of, asking_of
+from plait.runner.domain.asked_question import AnsweredQuestion, Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import WaitReason, Waits, clock_time, stored_limits
 from plait.runner.engine.lease import due_at, liveness, shown_status, wait_for_expiry
@@ -33,7 +33,6 @@ from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.recovery.resume_plan import (
     QUESTION_ANSWERED,
     RUNS,
-    ReceivedAnswer,
     ResumeAction,
     ResumeOptions,
     ResumeStep,
@@ -546,7 +545,7 @@ async def preview_resume(options: RunOptions, run: StoredRun, retry_failed: bool
     )
 
 
-def _is_defaulted(run: StoredRun, step: ResumeStep, answers: Mapping[str, ReceivedAnswer]) -> bool:
+def _is_defaulted(run: StoredRun, step: ResumeStep, answers: Mapping[str, AnsweredQuestion]) -> bool:
     """Return whether the last question of the task is answered by its default."""
     answer = answers.get(step.task_id)
     before = run.state.answers.get(run.state.dag.position(step.task_id), ())
