@@ -286,7 +286,7 @@ class RunOnHosts:
     """The number of the owner's claim. A host refuses the owner of an earlier claim."""
     adopted: Mapping[str, Sequence[str]] = field(default_factory=dict[str, "Sequence[str]"])
     """The attempts of a dead owner that go on, as `task/attempt`, by host. Hosts end all others of the run."""
-    on_away: Callable[[str, float | None, str, tuple[str, ...]], None] = lambda *_: None
+    on_away: Callable[[str, float | None, str, tuple[str, ...]], None] = lambda _host, _since, _reason, _tasks: None
     """Called when attempts begin to wait for a host that is away, when others join, and when none waits any longer:
     with the host, the Unix time at which it was found to be away (None once no attempt waits), the reason (empty if the
     host is back), and the ids of the tasks that wait, in the order in which they began to wait.
