@@ -826,9 +826,9 @@ def workflow_dag(
 
 def _step(part: StepPart, path: Where, plan: PlanPart, source: Source) -> Step | None:
     check_schema(part.output_schema, (*path, "output_schema"), source)
-    backend = part.backend
+    settings = common_settings(part, plan.defaults)
     if not part.prompt.strip():
-        backend = None if part.continues else function_of(part, plan)
+        settings["backend"] = backend = None if part.continues else function_of(part, plan)
         if backend is None:
             source.complain((*path, "prompt"), NO_PROMPT)
             return None
@@ -839,7 +839,7 @@ def _step(part: StepPart, path: Where, plan: PlanPart, source: Source) -> Step |
             on_error=part.on_error,
             max_tries=part.max_tries,
             continues=part.continues,
-            **common_settings(part, plan.defaults) | {"backend": backend},
+            **settings,
         )
     except ValueError as error:
         source.complain((*path, "name"), str(error))

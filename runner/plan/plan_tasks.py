@@ -446,7 +446,8 @@ def common_settings(part: TaskPart | FollowUpPart | StepPart, defaults: Defaults
         # Field by field: a task with only `attempts` keeps the other defaults.
         own: dict[str, Any] = part.retry.model_dump(exclude_unset=True) if part.retry else {}
         merged: dict[str, Any] = {**defaults.retry.model_dump(), **own}
-        retry = Retry(**merged | {"on": frozenset(cast(list[str], merged["on"]))})
+        merged["on"] = frozenset(cast(list[str], merged["on"]))
+        retry = Retry(**merged)
     timeout = defaults.timeout if part.timeout is None else part.timeout
     return {"backend": part.backend, "retry": retry, "timeout": timeout, "output_schema": part.output_schema}
 

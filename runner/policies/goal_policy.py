@@ -365,7 +365,7 @@ def _read_tasks(entries: Sequence[_Entry], task_id: str, prompts: LoopPrompts, r
     needs: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {name: [] for name in names}
     for entry in entries:
-        needs[entry.name] = needed = []
+        needed = needs[entry.name] = list[str]()
         for name in entry.needs:
             own = next((one for one in (name, name.removeprefix(PREFIX)) if one in ids), None)
             earlier = run_tasks.named(name)

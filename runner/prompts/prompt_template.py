@@ -38,6 +38,7 @@ from plait.runner.prompts.prompt_names import (
     too_long,
     unknown_name,
 )
+from plait.safe_text import is_utf8
 from plait.task import Call, Check
 
 if TYPE_CHECKING:
@@ -286,17 +287,21 @@ def named_texts(
     """Yield each template and condition of a task, a `Task` or one as written in a plan file, with its field, the names
     that it uses, as far as they can be read, and its mistakes. What is no text is left out.
     """
-    texts: list[tuple[TextField, Iterable[object]]] = [("prompt", (task.prompt,)), ("run", task.run)]
-    texts += [("cwd", () if task.cwd is None else (task.cwd,)), ("env", task.env.values())]
+    texts: tuple[tuple[TextField, Iterable[object]], ...] = (
+        ("prompt", (task.prompt,)),
+        ("run", task.run),
+        ("cwd", (task.cwd,)),
+        ("env", task.env.values()),
+    )
     for field, words in texts:
         for word in words:
-            if isinstance(word, str) and "{" in word:
+            if isinstance(word, str) and "{" in word and is_utf8(word):
                 yield field, word, *parse_names(word)
     for text, names, mistakes in () if check is None else check_texts(check):
         yield "check", text, names, mistakes
-    for text in () if call is None else call.texts:
+    for text in filter(is_utf8, () if call is None else call.texts):
         yield "with", text, *parse_names(text)
-    if isinstance(task.when, str):
+    if isinstance(task.when, str) and is_utf8(task.when):
         yield "when", task.when, *condition_names(task.when)
 
 

@@ -352,3 +352,10 @@ def test_a_wrong_element_is_found_among_rows_of_texts(wrong: Any) -> None:
     assert DAG([Task("a", "a")], inputs={"rows": rows}).inputs == {"rows": rows}
     with pytest.raises(DAGError, match="inputs have to be JSON, to be stored with the run: "):
         DAG([Task("a", "a")], inputs={"rows": [*rows, wrong]})
+
+
+@pytest.mark.parametrize("field", ["prompt", "when", "run", "cwd", "env"])
+def test_a_text_that_cannot_be_stored_is_one_mistake_whatever_it_names(field: str) -> None:
+    text = "\ud800{{ x }}"
+    wrong: dict[str, Any] = {field: {"run": ["p", "--", text], "env": {"A": text}}.get(field, text)}
+    assert len(problems(Task(**{"id": "a", "prompt": "p", **wrong}))) == 1
