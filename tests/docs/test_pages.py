@@ -44,6 +44,7 @@ from plait.backends import AnthropicBackend, OpenAIBackend
 from plait.backends.agents.agent_catalog import AGENTS
 from plait.backends.models.http_client import _HEADERS
 from plait.persistence import SQLiteStore
+from plait.runner.cli.command_line import _MODULES
 from plait.runner.plan import parse_plan
 from tests.docs.documents import (
     Block,
@@ -89,8 +90,9 @@ A_URL = re.compile(r"""(base_url ?[=:] ?|--base-url[ =])(["']?)https?://[^\s"']+
 ENDLESS = re.compile(r"(?:PLAIT_STORE=\S+ )?(?:dask (?:scheduler|worker)|plait worker)\b")
 PROVIDED = re.compile(r"^(?:export )?((?:OPENAI|ANTHROPIC|OTEL)_[A-Z_]+)=\S*\s*")
 LINES = [command.line for block in BLOCKS if block.info in {"sh", "console"} for command in commands(block)]
-COLD = set({tuple(line.split()[:2]): line for line in reversed(LINES)}.values())
-"""The first line of each command of plait runs in an interpreter of its own, as a person starts the command."""
+OF_PLAIT = {line: line.split()[1] for line in LINES if line.startswith("plait ")}
+COLD = set({_MODULES.get(command, command): line for line, command in reversed(OF_PLAIT.items())}.values())
+"""The first line with a command of each module runs in an interpreter of its own, as a person starts the command."""
 PAUSE = re.compile(r"(?<=& )sleep \d+(?=;)")
 SOME_DONE = "until plait show last --status completed 2>&1 | grep -q order; do sleep 0.1; done"
 """What a page's pause is for: a command under way has come this far. A slow machine may need longer than a reader's."""

@@ -8,6 +8,7 @@ from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.errors import DAGError
 from plait.persistence import MemoryStore, SQLiteStore, Store
 from tests.support.fakes import Calls
+from tests.support.sizes import size
 
 OBJECT = {"type": "object"}
 
@@ -113,12 +114,16 @@ async def test_a_condition_is_decided_once_for_all_attempts_of_a_task() -> None:
     assert [one.backend for one in await store.list_attempts("r", "b")] == ["default"] * 3
 
 
+LONG = size(1100, 2000)
+"""More than Python calls functions within each other."""
+
+
 @pytest.mark.slow
 async def test_conditions_need_no_slot_and_long_chains_of_skips_end() -> None:
     first = [Task("t0", "t0", when="false")]
-    more = [Task(f"t{n}", "t", [f"t{n - 1}"], when=f"{{{{ t{n - 1} }}}} == 'x'") for n in range(1, 2000)]
+    more = [Task(f"t{n}", "t", [f"t{n - 1}"], when=f"{{{{ t{n - 1} }}}} == 'x'") for n in range(1, LONG)]
     calls = Calls()
-    result = await ParallelRunner(calls, concurrency=1).run(DAG([*first, *more, Task("end", "end", ["t1999"])]))
+    result = await ParallelRunner(calls, concurrency=1).run(DAG([*first, *more, Task("end", "end", [f"t{LONG - 1}"])]))
     assert (calls.made, result.status) == (["end"], RunStatus.COMPLETED)
 
 

@@ -18,6 +18,7 @@ from plait.persistence import MemoryStore, SQLiteStore, Store
 from plait.persistence.store_records import TaskRecord
 from tests.support.fakes import Calls
 from tests.support.processes import warm
+from tests.support.sizes import size
 
 LIST = {"type": "array"}
 
@@ -383,7 +384,7 @@ async def test_keep_answers_goes_with_like() -> None:
 
 @pytest.mark.slow
 async def test_a_long_conversation_is_taken_over() -> None:
-    talk = [Task(f"t{n}", f"{n}", continues=f"t{n - 1}") for n in range(1, 2000)]
+    talk = [Task(f"t{n}", f"{n}", continues=f"t{n - 1}") for n in range(1, size(1100, 2000))]
     dag = DAG([Task("t0", "0"), *talk])
     calls = Calls()
     await again(MemoryStore(), calls, dag, dag)
