@@ -72,15 +72,15 @@ class DescribedModel(BaseModel):
     @cache
     def descriptions(cls) -> dict[str, str]:
         """Return the descriptions of the fields by name, inherited ones too."""
-        found = {name: field.description for name, field in cls.model_fields.items() if field.description}
+        texts = {name: field.description for name, field in cls.model_fields.items() if field.description}
         for one in cls.__mro__[: cls.__mro__.index(DescribedModel)]:
             for statements in pairwise(_classes_of(one.__module__)[one.__name__].body):
                 match statements:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
-                        found.setdefault(name, inspect.cleandoc(text))
+                        texts.setdefault(name, inspect.cleandoc(text))
                     case _:
                         pass
-        return found
+        return texts
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

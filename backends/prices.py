@@ -151,11 +151,11 @@ class Prices:
         without a price. The list counts only if loaded.
         """
         price = self._own(NO_USAGE, billing)
-        known: Sequence[Price] = () if price is None else (price,)
+        candidates: Sequence[Price] = () if price is None else (price,)
         if price is None and billing.provider is not None and billing.model is not None and is_loaded():
             tiers = _listed(billing.provider, billing.model, int(at // _PERIOD_S), billing.terms)
-            known = [one for start, one in tiers if not start or input_tokens > start]
-        return max((one.most(input_tokens, output_tokens) for one in known), default=None)
+            candidates = [one for start, one in tiers if not start or input_tokens > start]
+        return max((one.most(input_tokens, output_tokens) for one in candidates), default=None)
 
     def _own(self, used: Usage, billing: Billing) -> Price | None:
         """Return the user's price, else that of the backend."""

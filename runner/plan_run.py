@@ -59,11 +59,11 @@ class Plan(plan_file.Plan):
             )
         fitted = plan.fitted_to(backend_set.specs, backend_set.default)
         names = required_backends(fitted.dag, backend_set.default, policy=fitted.policy, known=backend_set.specs)
-        given = dict(backends) if isinstance(backends, Mapping) else {}
+        own_backends = dict(backends) if isinstance(backends, Mapping) else {}
         if backends is not None and not isinstance(backends, Mapping):
-            given = {name: backends for name in names if not isinstance(plan.backends.get(name), CommandSpec)}
-        async with backend_set.open(name for name in names if name not in given) as made:
-            made |= {name: as_backend(backend) for name, backend in given.items()}
+            own_backends = {name: backends for name in names if not isinstance(plan.backends.get(name), CommandSpec)}
+        async with backend_set.open(name for name in names if name not in own_backends) as made:
+            made |= {name: as_backend(backend) for name, backend in own_backends.items()}
             at_once = concurrency or plan.concurrency or backend_set.concurrency()
             limit = plan.budget if budget is None else budget
             options = backend_set.options(
@@ -89,8 +89,8 @@ class Plan(plan_file.Plan):
             return await run.to_end()
 
     def _with_inputs(self, inputs: Mapping[str, JsonValue]) -> Self:
-        known: dict[str, Any] = dict(self.dag.inputs)
-        if unknown := [name for name in inputs if name not in known]:
-            raise PlanError(PlanProblem(no_input(name, known), file=str(self.path)) for name in unknown)
+        declared: dict[str, Any] = dict(self.dag.inputs)
+        if unknown := [name for name in inputs if name not in declared]:
+            raise PlanError(PlanProblem(no_input(name, declared), file=str(self.path)) for name in unknown)
         limit = None if self.dag.growth is None else self.dag.growth.pilot
-        return self.load(self.path, inputs={**known, **inputs}, limit=limit)
+        return self.load(self.path, inputs={**declared, **inputs}, limit=limit)

@@ -163,5 +163,5 @@ def name_held(descriptors: Sequence[int]) -> dict[str, str]:
 
 
 def _name_of(descriptor: int) -> str:
-    found = os.fstat(descriptor)
-    return f"{HELD}{found.st_dev:x}_{found.st_ino:x}"
+    file_stat = os.fstat(descriptor)
+    return f"{HELD}{file_stat.st_dev:x}_{file_stat.st_ino:x}"

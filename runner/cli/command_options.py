@@ -150,10 +150,10 @@ def _assignments(_context: click.Context, _parameter: click.Parameter, values: t
 
 
 def _slots_by_name(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    given = _assignments(context, parameter, values)
-    if wrong := next((one for one in given.items() if not (one[1].isdecimal() and one[1].isascii())), None):
+    numbers = _assignments(context, parameter, values)
+    if wrong := next((one for one in numbers.items() if not (one[1].isdecimal() and one[1].isascii())), None):
         raise click.BadParameter(f"{wrong[1]!r} is no number of tasks at once for {wrong[0]}")
-    return {name: int(number[:9]) for name, number in given.items()}
+    return {name: int(number[:9]) for name, number in numbers.items()}
 
 
 def _texts_of_files(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

@@ -139,8 +139,8 @@ async def _estimate(plan: Plan, backend_set: BackendSet, output: OutputOptions, 
     # Opened are only those of which nothing is known otherwise, which tells the reason.
     async with backend_set.open([name for name in names if name not in made]) as others, store or nullcontext():
         concurrency = output.concurrency or backend_set.concurrency()
-        said = _said_or_planned(plan, options)
-        config = backend_set.options(made | others, store=store, concurrency=concurrency, **said)
+        settings = _said_or_planned(plan, options)
+        config = backend_set.options(made | others, store=store, concurrency=concurrency, **settings)
         like = None
         if store is not None:
             with suppress(RunNotFound):
@@ -199,16 +199,16 @@ async def _run_plan(plan: Plan, backend_set: BackendSet, output: OutputOptions, 
 
 def _said_or_planned(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a run about its budget and priority."""
-    said = {name: options[name] for name in ("budget", "unpriced", "priority")}
-    return said | {name: getattr(plan, name) for name in ("budget", "priority") if said[name] is None}
+    settings = {name: options[name] for name in ("budget", "unpriced", "priority")}
+    return settings | {name: getattr(plan, name) for name in ("budget", "priority") if settings[name] is None}
 
 
 async def _queue(plan: Plan, backend_set: BackendSet, options: Mapping[str, Any]) -> int:
     """Store a queued run of `plan`, start its process with `--detach`, and print its id. Return the exit code."""
     concurrency = options["concurrency"] or plan.concurrency or backend_set.concurrency()
-    said = {name: options[name] for name in ("budget", "unpriced", "priority")}
+    settings = {name: options[name] for name in ("budget", "unpriced", "priority")}
     async with open_store(options["store_path"]) as store:
-        run_id = await queue_run(plan, backend_set, store, concurrency, options["key"], **said)
+        run_id = await queue_run(plan, backend_set, store, concurrency, options["key"], **settings)
         if options["detach"]:
             code, message = await start_process(run_id, store, options["store_path"], park=options["park"])
             if code is not None:
@@ -456,8 +456,9 @@ def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
         yield f"would be refused: {estimate.refused}"
     elif estimate.budget is not None:
         most = "an unknown sum" if estimate.most_usd is None else f"at most {dollars(estimate.most_usd)}"
-        given = "" if estimate.most_usd is None else " and ".join(estimate.most_assumes)
-        yield f"{most} of the budget of {dollars(estimate.budget)}, without retries{f', if {given}' if given else ''}"
+        assumptions = "" if estimate.most_usd is None else " and ".join(estimate.most_assumes)
+        condition = f", if {assumptions}" if assumptions else ""
+        yield f"{most} of the budget of {dollars(estimate.budget)}, without retries{condition}"
     if estimate.like is not None and any(task.earlier_calls for task in estimate.tasks):
         yield f"by earlier calls: the mean of those of run {estimate.like} of {(estimate.like_created_at or '')[:10]}"
     if estimate.assumed is not None:
@@ -557,11 +558,11 @@ def _print_steps(
     if as_json:
         print_json(preview)
         return COMPLETED
-    kept = [action for action, _, is_kept in lines if is_kept]
-    folded = len(kept) > _LISTED
+    actions = [action for action, _, is_kept in lines if is_kept]
+    folded = len(actions) > _LISTED
     widest = max((len(one) for action, _, _ in lines[:1] for one in type(action)), default=0)
     if folded:
-        print_line(f"{kept[0].value:<{widest}}  {len(kept):,} {those} (--json names them)")
+        print_line(f"{actions[0].value:<{widest}}  {len(actions):,} {those} (--json names them)")
     for action, line, is_kept in lines:
         if not (folded and is_kept):
             print_line(f"{action.value:<{widest}}  {line}")

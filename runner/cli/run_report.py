@@ -378,13 +378,13 @@ def unreached_line(host: str, tasks: Sequence[str]) -> str:
 def print_failure(result: RunResult, store: StorePlace | None) -> None:
     """Print the one line with which a quiet run reports its end, with the command by which a run in `store` goes on."""
     why = _goes_on(result) if result.status is RunStatus.PARKED else result.error
-    said = f"plait: run {result.run_id} is {result.status.value}" + (f": {why}" if why else "")
+    line = f"plait: run {result.run_id} is {result.status.value}" + (f": {why}" if why else "")
     further = {RunStatus.WAITING_INPUT: "answer", RunStatus.INTERRUPTED: "resume"}.get(result.status)
     if store is not None and result.status is RunStatus.PARKED:
-        said += f"; next: {command_line(store, 'wake')}"
+        line += f"; next: {command_line(store, 'wake')}"
     elif store is not None and further is not None:
-        said += f"; next: {command_line(store, further, result.run_id)}"
-    print_note(said)
+        line += f"; next: {command_line(store, further, result.run_id)}"
+    print_note(line)
 
 
 def _goes_on(result: RunResult) -> str:
@@ -445,11 +445,11 @@ def _unknown_costs(result: RunResult, progress: Progress) -> Iterator[str]:
 
 
 def _questions(result: RunResult, store: StorePlace | None, waiting: Sequence[QuestionView]) -> Iterator[str]:
-    known = {one.task_id: one for one in waiting}
+    questions = {one.task_id: one for one in waiting}
     for task_id in result.waiting[:_MOST_QUESTIONS]:
         yield f"  waiting   {task_id}: {as_line(result[task_id].question or '', 300)}"
-        if store is not None and task_id in known:
-            yield from (f"  {what:<9} {text}" for what, text in question_facts(known[task_id], store))
+        if store is not None and task_id in questions:
+            yield from (f"  {what:<9} {text}" for what, text in question_facts(questions[task_id], store))
     if len(result.waiting) > _MOST_QUESTIONS:
         yield f"  waiting   and {len(result.waiting) - _MOST_QUESTIONS} more"
 

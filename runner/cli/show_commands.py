@@ -180,8 +180,8 @@ def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, fol
             add(_task_row(task), added.get(task.task_id, ""), task.status)
         elif name not in shown:
             shown.add(name)
-            shown_as, told = group_status(part.status for part in groups[name])
-            add(_group_row(name, groups[name], told), added.get(task.task_id, ""), shown_as)
+            shown_as, counts = group_status(part.status for part in groups[name])
+            add(_group_row(name, groups[name], counts), added.get(task.task_id, ""), shown_as)
             urgent = [part for part in groups[name] if part.status in URGENT]
             for part in urgent[:_MOST_NAMED]:
                 add(_task_row(part), "", part.status)
@@ -191,7 +191,7 @@ def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, fol
     print_table(rows, 1, statuses, frozenset({2, 3, 4, 5}))
 
 
-def _group_row(name: str, parts: Sequence[TaskView], told: str) -> tuple[str, ...]:
+def _group_row(name: str, parts: Sequence[TaskView], counts: str) -> tuple[str, ...]:
     usage = sum((part.usage for part in parts), NO_USAGE)
     pending = [part.waits for part in parts if part.waits is not None and part.status is TaskStatus.PENDING]
     waits = Counter(text for one in pending if (text := one.own_text(time.time())))
@@ -202,7 +202,7 @@ def _group_row(name: str, parts: Sequence[TaskView], told: str) -> tuple[str, ..
         str(sum(part.attempts for part in parts) or ""),
         "",
         *spent_cells(usage),
-        "; ".join([told, *why]),
+        "; ".join([counts, *why]),
     )
 
 
@@ -515,8 +515,8 @@ class _LogPrinter:
 
     def print_tail(self) -> None:
         """Print the kept lines. Later lines are printed at once."""
-        kept, self._tail = self._tail or (), None
-        for line in kept:
+        lines, self._tail = self._tail or (), None
+        for line in lines:
             self.print_line(line)
 
 

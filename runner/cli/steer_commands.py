@@ -52,21 +52,21 @@ async def answer_command(
     --done and --fail also end a task that asks a question. `plait resume` continues the run.
     """
     settled["again"] = "" if settled["again"] else None
-    given = {name: text for name, text in {"value": value, **settled}.items() if text is not None}
+    replies = {name: text for name, text in {"value": value, **settled}.items() if text is not None}
     if run is None or task is None:
         await _print_questions(run, store_path, as_json)
         return
-    ((kind, text),) = given.items()
+    ((kind, text),) = replies.items()
     async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
-        asked = await find_task(store, record, task)
+        waiting = await find_task(store, record, task)
         taken = True
         if kind == "value":
             # Without a question the runner decides: it reads the task once more.
-            asking = None if asked.asked is None else asking_of(asked.question or "", asked.asked)
-            said = text if asking is None else asking.read(text)
+            asking = None if waiting.asked is None else asking_of(waiting.question or "", waiting.asked)
+            reply = text if asking is None else asking.read(text)
             runs = TrustedBackends(store).runs()
-            taken = await runs.answer(record.run_id, task, said, attempt=asked.attempt or None)
+            taken = await runs.answer(record.run_id, task, reply, attempt=waiting.attempt or None)
         else:
             print_watch_notice(record)
             runs = TrustedBackends(store, note=print_note).runs()
@@ -202,12 +202,12 @@ async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bo
     _print_change(record, f"task {task} of run {record.run_id} is to run again", is_live=True, as_json=as_json)
 
 
-def _print_change(record: RunRecord, said: str, *, is_live: bool, as_json: bool) -> None:
+def _print_change(record: RunRecord, change: str, *, is_live: bool, as_json: bool) -> None:
     if as_json:
         print_json({"run_id": record.run_id, "is_live": is_live})
         return
     owner = record.owner.process if record.owner else "its process"
-    print_note(said + (f": {owner} reads it within a second" if is_live else "; no process works on it now"))
+    print_note(change + (f": {owner} reads it within a second" if is_live else "; no process works on it now"))
 
 
 _CANCEL_WAIT = CANCEL_GRACE_SECONDS + 3.0

@@ -186,7 +186,7 @@ def _account(name: str, row: Row, now: float) -> dict[str, Any]:
 
 
 def _account_row(account: dict[str, Any]) -> tuple[str, ...]:
-    given = [
+    limits = [
         f"{min(limit, account[f'server_{what}_per_minute'] or limit):,.0f} {what}"
         for what in ("requests", "tokens")
         if (limit := account[f"{what}_per_minute"]) is not None
@@ -197,7 +197,7 @@ def _account_row(account: dict[str, Any]) -> tuple[str, ...]:
         day += f" + {dollars(account['reserved_usd'])} reserved" if account["reserved_usd"] else ""
     shown = "" if closed is None else f"{datetime.fromtimestamp(parse_time(closed)).astimezone():%d %b %H:%M:%S}"
     used = [f"{user} ({part['requests']:,.0f} calls)" for user, part in account["used_by"].items()]
-    return account["account"], ", ".join(given), day, str(account["calls_in_line"]), shown, ", ".join(used)
+    return account["account"], ", ".join(limits), day, str(account["calls_in_line"]), shown, ", ".join(used)
 
 
 _FOLLOW_S = 1.0
@@ -222,20 +222,20 @@ async def export_command(run: str, store_path: StorePlace, as_json: bool, **opti
         await _send_trace(store_path, run, of, is_followed=is_followed, has_content=has_content, as_json=as_json)
         return
     async with open_store(store_path, "read") as store:
-        found = await find_run(store, run, of)
+        record = await find_run(store, run, of)
         runs, wanted = Runs(RunOptions(store=store)), pattern or "*"
-        if rows_file_of(found) is None:
-            rows = await runs.export(found.run_id, wanted)
+        if rows_file_of(record) is None:
+            rows = await runs.export(record.run_id, wanted)
             is_table, count = file.suffix.lower() == ".csv", len(rows)
             write_file(file, as_csv(rows, raw=options["raw"]) if is_table else as_json_lines(rows), private=True)
         else:
-            count = await _write_pages(partial(runs.export_pages, found.run_id, wanted), file, raw=options["raw"])
+            count = await _write_pages(partial(runs.export_pages, record.run_id, wanted), file, raw=options["raw"])
     if as_json:
-        print_json({"run_id": found.run_id, "file": str(file), "rows": count})
+        print_json({"run_id": record.run_id, "file": str(file), "rows": count})
     else:
-        status = shown_status(found).value
-        named = as_line(f"{found.name}, {status}" if found.name else status)
-        print_note(f"{counted(count, 'row')} of run {found.run_id} ({named}) in {file}")
+        status = shown_status(record).value
+        named = as_line(f"{record.name}, {status}" if record.name else status)
+        print_note(f"{counted(count, 'row')} of run {record.run_id} ({named}) in {file}")
 
 
 async def _write_pages(read: Callable[[], AsyncIterator[Sequence[Mapping[str, Any]]]], file: Path, *, raw: bool) -> int:

@@ -58,8 +58,8 @@ def as_line(text: str, width: int = 0) -> str:
     return line if not width or len(line) <= width else line[: max(width - 1, 0)] + "…"
 
 
-def _escape(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 

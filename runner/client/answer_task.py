@@ -55,14 +55,14 @@ async def wait_for_answer(store: Store, run_id: str, clock: Clock, poll: float) 
     after = waits[-1].seq if waits else 0
     while clock.wall() < min(deadlines, default=float("inf")):
         try:
-            told = await store.list_events(run_id, after)
+            news = await store.list_events(run_id, after)
         except StoreError:
-            told = ()
-        if any(event.kind in _ANSWERS for event in told):
+            news = ()
+        if any(event.kind in _ANSWERS for event in news):
             break
-        if any(event.task_id is None for event in told):
+        if any(event.task_id is None for event in news):
             return False  # another process has continued or ended the run
-        after = told[-1].seq if told else after
+        after = news[-1].seq if news else after
         await clock.sleep(poll)
     record = await store.get_run(run_id)
     return record is not None and record.owner is None and RunStatus(record.status) is RunStatus.WAITING_INPUT
@@ -127,9 +127,9 @@ async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, h
     counts.
     """
     run_id, asking = run.record.run_id, run.state.asking[run.state.dag.position(task_id)]
-    given = given_answers(run, config.clock.wall())
-    if task_id in given.answers or task_id in given.late:
-        noted = task_id in given.answers and given.answers[task_id].by == "person"
+    answers = given_answers(run, config.clock.wall())
+    if task_id in answers.answers or task_id in answers.late:
+        noted = task_id in answers.answers and answers.answers[task_id].by == "person"
         raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
     if how == "again":
         raise PlaitError(
@@ -193,10 +193,10 @@ async def _wait_for_news(config: RunOptions, run: StoredRun, task_id: str, ends:
         now = await store.get_run(run_id)
         if now is None or now.owner != owner or owner_is_gone(now):
             return
-        while told := await store.list_events(run_id, after):
-            if any(event.task_id == task_id for event in told):
+        while news := await store.list_events(run_id, after):
+            if any(event.task_id == task_id for event in news):
                 return
-            after = told[-1].seq
+            after = news[-1].seq
 
 
 def _is_taken(run: StoredRun, mine: AnswerNote) -> bool:
@@ -221,13 +221,13 @@ async def _outcome(run: StoredRun, task: Task, record: TaskRecord, how: How, tex
         return [failed(at, task.id, record.attempt, DECLARED_FAILED, said_by)]
     data = None if task.output_schema is None else await _data(task, text)
     position = run.state.dag.position(task.id)
-    said = [Message("assistant", text)]
+    turn = [Message("assistant", text)]
     asking = run.state.asking.get(position)
     begun = asking is not None and asking.way is Way.REPLY  # the conversation is stored up to the question
     damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
     if not begun and not damaged:  # the prompt can be rendered again
-        said.insert(0, Message("user", clean_text(run.state.prompt(task))))
-    return [TaskCompleted(at, task.id, record.attempt, text, data, turn=tuple(said))]
+        turn.insert(0, Message("user", clean_text(run.state.prompt(task))))
+    return [TaskCompleted(at, task.id, record.attempt, text, data, turn=tuple(turn))]
 
 
 async def _data(task: Task, text: str) -> str:

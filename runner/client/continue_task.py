@@ -171,7 +171,9 @@ async def _holds_an_answer(run: StoredRun, task: TaskRecord) -> bool:
     run_id, task_id = run.record.run_id, task.task_id
     if task.session_confirmed:
         return True
-    if any(said.role == "assistant" and said.attempt for said in await run.store.list_messages(run_id, task_id)):
+    if any(
+        message.role == "assistant" and message.attempt for message in await run.store.list_messages(run_id, task_id)
+    ):
         return True
     # A failed attempt is no longer marked as confirmed, since no attempt continues it; the agent's work is still in the
     # session.

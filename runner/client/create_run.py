@@ -128,19 +128,19 @@ def with_policy(
     Raises ValueError for a reserved key and for settings outside JSON, BackendMissing if a backend of the policy is
     missing, DAGError if the tasks that the policy would add to `dag` are invalid.
     """
-    kept = dict(settings or {})
-    if taken := [key for key in RESERVED_SETTINGS if key in kept]:
+    stored = dict(settings or {})
+    if taken := [key for key in RESERVED_SETTINGS if key in stored]:
         raise ValueError(f"settings cannot have {', '.join(map(repr, taken))}, reserved for plait; use other keys")
-    if why := why_no_json(kept):
+    if why := why_no_json(stored):
         raise ValueError(f"settings have to be JSON, to be stored with the run: {why}")
     if policy is not None:
         require_policy_backends(config, policy)
         if isinstance(policy, CheckingPolicy):
             policy.check(dag)
-        kept["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
-        if why := why_no_json(kept["policy"]):
+        stored["policy"] = {"kind": policy.kind, "settings": dict(policy.settings())}
+        if why := why_no_json(stored["policy"]):
             raise ValueError(f"the settings of policy {policy.kind!r} have to be JSON, to be stored: {why}")
-    return kept
+    return stored
 
 
 def _requested(config: RunOptions, budget: float | None) -> dict[str, JsonInput]:
@@ -170,17 +170,17 @@ def new_run(
     if dag.rows_file is not None and config.store is None:
         raise StoreRequired("a run that reads its rows as it goes keeps its results in a store only; give it a store")
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
-    kept = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
-    kept |= _requested(config, config.budget)
+    stored = {**with_policy(config, dag, settings, policy), **slot_settings(config)}
+    stored |= _requested(config, config.budget)
     if config.store is None and config.notify:
         raise StoreRequired(
             "a notice tells of what is stored, and this run has no store; give the run a store, or leave `notify` out"
         )
     if config.store is not None:
-        kept[ANSWER_KEYS] = answer_keys(config)
+        stored[ANSWER_KEYS] = answer_keys(config)
     if reuse is not None:
         require_tasks(() if reuse.roots is not None else reuse.fresh, dag.tasks)
-        kept |= reuse.as_settings()
+        stored |= reuse.as_settings()
 
     async def drive(live: LiveRun) -> RunResult:
         if basis is not None:
@@ -193,7 +193,7 @@ def new_run(
         at = live.created_at = live.stamp()
         live.owner = claim_for_this_process(at)
         claim = events.RunClaimed(at, live.owner, config.clock.wall() + config.lease)
-        live.first_events = _run_created(at, run_id, dag, kept), events.RunStarted(at, run_id), claim
+        live.first_events = _run_created(at, run_id, dag, stored), events.RunStarted(at, run_id), claim
         vars(dag).pop("stored", None)  # the events hold it until it is stored
         live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
         return await go_on(live, await execute_run(live))
@@ -227,13 +227,13 @@ def _reuse(
 
 def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput]) -> events.RunCreated:
     """Return the event that stores the run with its whole DAG."""
-    kept: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT}
+    stored: dict[str, Any] = {**settings, "format": SETTINGS_FORMAT}
     if dag.growth is not None:
-        kept["growth"] = asdict(dag.growth)
+        stored["growth"] = asdict(dag.growth)
     if dag.rows_file is not None:
-        kept[ROWS_FILE] = asdict(dag.rows_file)
+        stored[ROWS_FILE] = asdict(dag.rows_file)
     inputs, rows = dag.stored
-    return events.RunCreated(at, run_id, dag.name, f'{to_json(kept)[:-1]},"inputs":{inputs}}}', rows)
+    return events.RunCreated(at, run_id, dag.name, f'{to_json(stored)[:-1]},"inputs":{inputs}}}', rows)
 
 
 async def create_run(
@@ -258,18 +258,21 @@ async def create_run(
     backend_names(dag, config)
     budget = config.budget if budget is None else budget
     settings = {**settings, **_requested(config, budget)}
-    at, kept = iso(config.clock.wall()), {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
-    kept |= {} if priority is None else {PRIORITY: priority}
+    at, stored_settings = (
+        iso(config.clock.wall()),
+        {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)},
+    )
+    stored_settings |= {} if priority is None else {PRIORITY: priority}
     if key is not None:
         run_id = run_id_of(key)
         compared = {name: value for name, value in settings.items() if name not in _NOT_COMPARED}
-        kept |= {"key": key, "digest": _digest(_run_created(at, run_id, dag, compared))}
+        stored_settings |= {"key": key, "digest": _digest(_run_created(at, run_id, dag, compared))}
     if run_id is not None:
         # Writing an identical RunCreated twice is idempotent, so two callers with the same id would not notice each
         # other. A random ticket makes each request distinct.
-        kept["ticket"] = secrets.token_hex(8)
+        stored_settings["ticket"] = secrets.token_hex(8)
     run_id = run_id or new_run_id(config.clock)
-    created = _run_created(at, run_id, dag, kept)
+    created = _run_created(at, run_id, dag, stored_settings)
     try:
         await store.write(Batch(run_id, 0, 1, (created,)))
     except Conflict as error:
@@ -279,7 +282,7 @@ async def create_run(
         if key is None:
             raise RunExists(f"the store already has a run {run_id!r}; start it, or give another run id") from error
         stored = read_settings(there)
-        if stored.get("key") != key or stored.get("digest") != kept["digest"]:
+        if stored.get("key") != key or stored.get("digest") != stored_settings["digest"]:
             raise KeyConflict(
                 f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG or other settings "
                 f"({await _difference(store, created, there)}); give a new run a new key"
@@ -298,14 +301,14 @@ def run_id_of(key: str) -> str:
 def _digest(created: events.RunCreated) -> str:
     """Return a digest of the request, independent of the order of mappings."""
     tasks = [(t.task_id, t.prompt, t.depends_on, t.backend, json.loads(t.spec)) for t in created.tasks]
-    asked = json.dumps([created.name, json.loads(created.settings), tasks], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(asked.encode()).hexdigest()
+    content = json.dumps([created.name, json.loads(created.settings), tasks], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
-async def _difference(store: Store, asked: events.RunCreated, run: RunRecord) -> str:
+async def _difference(store: Store, request: events.RunCreated, run: RunRecord) -> str:
     """Return a description of the first difference between the stored run and the request."""
     there = {task.task_id: task for task in await store.list_tasks(run.run_id)}
-    for task in asked.tasks:
+    for task in request.tasks:
         stored = there.get(task.task_id)
         if stored is None:
             return f"the stored run has no task {task.task_id!r}"
@@ -315,11 +318,11 @@ async def _difference(store: Store, asked: events.RunCreated, run: RunRecord) ->
             return f"task {task.task_id!r} depends on other tasks"
         if (stored.backend, json.loads(stored.spec)) != (task.backend, json.loads(task.spec)):
             return f"task {task.task_id!r} has other fields"
-    stored_settings, settings = read_settings(run), json.loads(asked.settings)
+    stored_settings, settings = read_settings(run), json.loads(request.settings)
     names = sorted((stored_settings.keys() | settings.keys()) - _NOT_COMPARED)
     different = [name for name in names if stored_settings.get(name) != settings.get(name)]
-    said = f"; different are: {', '.join(different)}" if different else ""
-    return f"the tasks given here are the same in the stored run{said}"
+    differing = f"; different are: {', '.join(different)}" if different else ""
+    return f"the tasks given here are the same in the stored run{differing}"
 
 
 _RECORDED = "(recorded in the earlier run)"
@@ -414,13 +417,13 @@ def _fork_of_one(
 
 
 def _require_inputs(run: StoredRun, inputs: Mapping[str, JsonInput]) -> None:
-    known = run.state.dag.inputs
+    declared = run.state.dag.inputs
     for name in inputs:
-        if name not in known:
-            there_are = f"; the run has {', '.join(map(repr, known))}" if known else "; the run has no inputs"
-            raise PlaitError(f"there is no input {name!r}{nearest(name, known) or there_are}")
+        if name not in declared:
+            there_are = f"; the run has {', '.join(map(repr, declared))}" if declared else "; the run has no inputs"
+            raise PlaitError(f"there is no input {name!r}{nearest(name, declared) or there_are}")
         parts = [task.item for task in run.state.dag if group_of(task.id, task.item) is not None]
-        value = known[name]
+        value = declared[name]
         if isinstance(value, list) and value and all(item in parts for item in value):
             raise PlaitError(
                 f"the plan made a task for each element of input {name!r}, so a fork cannot change the input; run the "
@@ -448,12 +451,12 @@ def _read_by(run: StoredRun, task: Task) -> list[str]:
     dag, names = run.state.dag, named(task)
     if "results" in names:
         names |= set(task.upstream)
-    found = {name for name in names if name in dag}
+    readers = {name for name in names if name in dag}
     before = task.continues
     while before is not None:
-        found.add(before)
+        readers.add(before)
         before = dag[before].continues
-    return sorted(found, key=dag.position)
+    return sorted(readers, key=dag.position)
 
 
 def _as_recorded(run: StoredRun, name: str, names: Collection[str]) -> Task:

@@ -99,8 +99,8 @@ def file_system(path: Path, mountinfo: str | None) -> Finding:
         if kind in kinds:
             return Finding("file system", verdict, f"{kind} {what}", "put the store on a local disk with --store")
     if not kind or kind.startswith("fuse"):
-        found = f"unknown file system {kind}" if kind else "cannot tell"
-        return Finding("file system", Verdict.OK, found, "make sure that the store is on a local disk")
+        state = f"unknown file system {kind}" if kind else "cannot tell"
+        return Finding("file system", Verdict.OK, state, "make sure that the store is on a local disk")
     return Finding("file system", Verdict.OK, kind)
 
 
@@ -115,7 +115,7 @@ def _file_system_type(path: Path, mountinfo: str) -> str:
         columns = fields.split(" ")
         if len(columns) < 5 or not rest:
             continue
-        point = _OCTAL.sub(lambda found: chr(int(found[1], 8)), columns[4])
+        point = _OCTAL.sub(lambda match: chr(int(match[1], 8)), columns[4])
         # A later line hides an earlier line with the same mount point.
         if len(point) >= best and path.is_relative_to(point):
             best, kind = len(point), rest.split(" ")[0]
@@ -146,13 +146,13 @@ def _check_permissions(path: Path) -> Iterator[Finding]:
 def _trouble(file: Path, right: str, remedy: str, of_another: str) -> Iterator[Finding]:
     """Check a file or a folder, which may be missing: its owner and its mode."""
     try:
-        found = file.stat()
+        file_stat = file.stat()
     except OSError:
         return
-    mode = stat.S_IMODE(found.st_mode)
+    mode = stat.S_IMODE(file_stat.st_mode)
     what, advice = "", f"chmod {right} {quote(str(file))}{remedy}"
-    if found.st_uid != os.geteuid():
-        what, advice = f"belongs to user {found.st_uid}, this is user {os.geteuid()}", of_another
+    if file_stat.st_uid != os.geteuid():
+        what, advice = f"belongs to user {file_stat.st_uid}, this is user {os.geteuid()}", of_another
     elif mode & 0o077:
         what = f"is open to others (mode {mode:04o})"
     elif not os.access(file, os.R_OK | os.W_OK):
@@ -162,11 +162,11 @@ def _trouble(file: Path, right: str, remedy: str, of_another: str) -> Iterator[F
 
 
 def _check_prices() -> Finding:
-    found = list_version()
-    if found is None:
+    version = list_version()
+    if version is None:
         about = "no list of prices: the cost of a call is known if the server reports it, or from `prices:` in the plan"
         return Finding("prices", Verdict.OK, about, f"to install the list: {install_command('prices')}")
-    number, day = found
+    number, day = version
     return Finding("prices", Verdict.OK, f"genai-prices {number}, installed on {day}; never fetched from the network")
 
 
@@ -268,8 +268,8 @@ def check_agents(agents: Sequence[Installed], memory: int | None) -> Iterator[Fi
                 yield Finding(one.agent.name, Verdict.OK, "not installed", one.agent.install)
             continue
         parts = [_check_version(one), (Verdict.OK, one.path, ""), _check_login(one), _check_memory(one, memory)]
-        found, advice = ([text for text in texts if text] for texts in list(zip(*parts, strict=True))[1:])
-        yield Finding(one.agent.name, worst(part[0] for part in parts), ", ".join(found), "; ".join(advice))
+        states, advice = ([text for text in texts if text] for texts in list(zip(*parts, strict=True))[1:])
+        yield Finding(one.agent.name, worst(part[0] for part in parts), ", ".join(states), "; ".join(advice))
 
 
 def _check_version(one: Installed) -> tuple[Verdict, str, str]:
@@ -380,10 +380,10 @@ async def _visit(
     """Return the states of the hosts of the group, and the findings of `plait doctor` on each that can be used, all
     asked at once.
     """
-    found: dict[int, list[Finding]] = {}
+    findings: dict[int, list[Finding]] = {}
 
     async def check(index: int, host: ReachableHost) -> None:
-        found[index] = await _doctor(host)
+        findings[index] = await _doctor(host)
 
     try:
         async with part.make().reachable(needs) as hosts:
@@ -394,7 +394,7 @@ async def _visit(
                         beside.start_soon(check, index, host)
             none = "no worker that offers resources; start workers, with --resources"
             states = states or [HostState(part.names[0], 0, problem=none)]
-            return states, [one for index in sorted(found) for one in found[index]]
+            return states, [one for index in sorted(findings) for one in findings[index]]
     except HostUnreachable as error:
         return [HostState(part.names[0], 0, problem=f"away: {error}")], []
 
@@ -419,13 +419,13 @@ async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], Host
     """
     if isinstance(place, Path) and not place.exists():  # nothing has run yet
         return ()
-    found: list[tuple[Collection[str], HostAway]] = []
+    hosts: list[tuple[Collection[str], HostAway]] = []
     async with open_store(place, "read") as store:
         for run in await store.list_runs(MOST_RUNS_SEARCHED):
             if away := await away_hosts(store, run):
                 groups = _groups_of(await store.get_run(run.run_id))
-                found += [(groups, one) for one in away.values()]
-    return found
+                hosts += [(groups, one) for one in away.values()]
+    return hosts
 
 
 def _groups_of(run: RunRecord | None) -> Collection[str]:
@@ -450,5 +450,5 @@ def _away_since(group: str, state: HostState, away: Iterable[tuple[Collection[st
     """
     if state.version is not None:
         return None
-    found = [one.since for groups, one in away if one.host == state.name and (group in groups or not groups)]
-    return min((since for since in found if since is not None), default=None)
+    times = [one.since for groups, one in away if one.host == state.name and (group in groups or not groups)]
+    return min((since for since in times if since is not None), default=None)

@@ -129,10 +129,10 @@ def _dump(plan: Mapping[str, Any]) -> str:
         raise PlanError([PlanProblem("the plan is nested too deeply", file="")]) from None
 
 
-def _check_inputs(declared: Mapping[str, Any], given: Mapping[str, Any]) -> list[PlanProblem]:
-    unknown = given.keys() - declared.keys()
+def _check_inputs(declared: Mapping[str, Any], values: Mapping[str, Any]) -> list[PlanProblem]:
+    unknown = values.keys() - declared.keys()
     problems = [PlanProblem(no_input(name, declared), f"inputs.{name}", file="") for name in unknown]
-    for name, value in {**declared, **given}.items():
+    for name, value in {**declared, **values}.items():
         # A plan file would read a file for such a value.
         if special := _SPECIAL.get(input_kind(value)):
             problems.append(PlanProblem(special, f"inputs.{name}", file=""))
@@ -196,10 +196,10 @@ class LocalPlans:
             )
         await self._runs.start(run_id)
 
-    async def wake(self, told: Callable[[str, PlaitError | None], None]) -> None:
+    async def wake(self, report: Callable[[str, PlaitError | None], None]) -> None:
         """Continue the runs that were made from one of the plans, park and are due: see `Runs.wake`."""
         self._require_outside()
-        await self._runs.wake(told, fits=self.has_made)
+        await self._runs.wake(report, fits=self.has_made)
 
     def _require_outside(self) -> None:
         """Raise PlaitError if the agent is itself a task of a run: agents that start agents could go on without end."""

@@ -234,21 +234,21 @@ class _Foresight(OutcomeHandler):
 
     def take_over(self, position: int, answer: EarlierAnswer) -> list[events.Event]:
         """Complete the task, and note its step."""
-        task, found = self._state.dag.tasks[position], None if answer is _CALLED else answer
+        task, reusable = self._state.dag.tasks[position], None if answer is _CALLED else answer
         depends_on: list[int] = []
         if self._open:
             reads = self._reads(position)
             # A task with `cache` may find an answer for any other prompt.
-            decisive = self._gates(position) if found is None and task.cache is False else reads
+            decisive = self._gates(position) if reusable is None and task.cache is False else reads
             depends_on = [] if task.id in self._answers.fork_keeps else sorted(decisive & self._open)
-        action = ReuseAction.DEPENDS if depends_on else ReuseAction.RUN if found is None else ReuseAction.REUSE
-        self._note(position, action, self._reason(position, depends_on, found), depends_on, found)
+        action = ReuseAction.DEPENDS if depends_on else ReuseAction.RUN if reusable is None else ReuseAction.REUSE
+        self._note(position, action, self._reason(position, depends_on, reusable), depends_on, reusable)
         if action is not ReuseAction.REUSE:
             self._open.add(position)
-        if found is None:
+        if reusable is None:
             return self._assume(position)
-        self._end(position, TaskStatus.COMPLETED, found.text, found.data)
-        return [] if not found.adds else [growth.add(self._run, found.adds, task.id)]
+        self._end(position, TaskStatus.COMPLETED, reusable.text, reusable.data)
+        return [] if not reusable.adds else [growth.add(self._run, reusable.adds, task.id)]
 
     def _end(self, position: int, status: TaskStatus, text: str = "", data: JsonValue = None) -> None:
         result = TaskResult(self._state.dag.tasks[position].id, status, text, data)

@@ -147,16 +147,16 @@ class BackendSet:
         """Return the settings that are stored with a run."""
         dumped = cast("JsonValue", SPECS.dump_python(dict(self.specs), mode="json", exclude_none=True))
         plan = None if self.plan is None else str(self.plan)
-        kept: dict[str, JsonValue] = {"plan": plan, "folder": str(self.folder), "backends": dumped}
-        kept["default_backend"] = self.default
+        stored: dict[str, JsonValue] = {"plan": plan, "folder": str(self.folder), "backends": dumped}
+        stored["default_backend"] = self.default
         if self.plan is not None:
-            kept["plan_sha256"] = plan_digest(self.plan)
+            stored["plan_sha256"] = plan_digest(self.plan)
         if self.prices:
-            kept["prices"] = {
+            stored["prices"] = {
                 model: {name: amount for name, amount in asdict(price).items() if amount is not None}
                 for model, price in self.prices.items()
             }
-        return kept
+        return stored
 
     @asynccontextmanager
     async def open(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
@@ -257,8 +257,10 @@ class BackendSet:
 
     def rates(self) -> dict[str, RateLimits]:
         """Return the limits of rate of each backend that has one."""
-        given = {name: getattr(spec, "limits", None) for name, spec in self.specs.items()}
-        return {name: RateLimits(**limits.model_dump()) for name, limits in given.items() if limits is not None}
+        limits_by_name = {name: getattr(spec, "limits", None) for name, spec in self.specs.items()}
+        return {
+            name: RateLimits(**limits.model_dump()) for name, limits in limits_by_name.items() if limits is not None
+        }
 
     def options(self, made: Mapping[str, Backend], **options: Any) -> RunOptions:
         """Return the options of runs on the open backends `made`, with the default of this set."""
@@ -270,12 +272,12 @@ class BackendSet:
         if accounts := user_accounts():
             for name in self.specs.keys() & made.keys() - rates.keys():
                 of_key = (account_of(made[name]) or "").rpartition(" ")[2]
-                if (found := accounts.get(of_key) or accounts.get(self.specs[name].kind)) is not None:
-                    rates[name] = found
+                if (shared_limit := accounts.get(of_key) or accounts.get(self.specs[name].kind)) is not None:
+                    rates[name] = shared_limit
         default = self.default if self.default in made else None
         notify = () if options.get("store") is None else self.notify  # a notice tells of what is stored
-        given: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": notify}
-        return RunOptions(backends=made, default=default, or_else=or_else, **given, **options)
+        shared: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": notify}
+        return RunOptions(backends=made, default=default, or_else=or_else, **shared, **options)
 
 
 def required_backends(
@@ -309,8 +311,8 @@ def required_backends(
 def _or_else(spec: object) -> Sequence[str]:
     """Return the spares in the spec of a backend, which may be as stored, and not yet validated."""
     if isinstance(spec, Mapping):
-        given: object = cast("Mapping[str, object]", spec).get("or_else")
-        return [one for one in cast("list[object]", given) if isinstance(one, str)] if isinstance(given, list) else ()
+        spares: object = cast("Mapping[str, object]", spec).get("or_else")
+        return [one for one in cast("list[object]", spares) if isinstance(one, str)] if isinstance(spares, list) else ()
     return getattr(spec, "or_else", ())
 
 
@@ -324,8 +326,8 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
     specs = _read_specs(value, path)
     if not specs:
         raise InvalidRequest(f"{path} names no backends; put them under `backends:`")
-    given: object = value.get("defaults")
-    default = cast("dict[str, object]", given).get("backend") if isinstance(given, dict) else None
+    defaults: object = value.get("defaults")
+    default = cast("dict[str, object]", defaults).get("backend") if isinstance(defaults, dict) else None
     if default is None:
         default = only_backend(specs) or DEFAULT_BACKEND
     elif default not in specs:
@@ -426,15 +428,15 @@ def hosts_in_use(path: Path | None) -> dict[str, tuple[HostsPart, Collection[Map
         return {}
     value = read_plan_data(path)
     is_plan = "hosts" in value or "tasks" in value
-    found = read_hosts(value.get("hosts") if is_plan else value, path)
-    if not found:
+    parts = read_hosts(value.get("hosts") if is_plan else value, path)
+    if not parts:
         raise InvalidRequest(f"{path} names no hosts; put them under `hosts:`")
     specs = _read_specs(value, path).values() if is_plan else ()
     needs: dict[str, list[Mapping[str, float] | None]] = {}
     for spec in specs:
         if spec.on is not None and spec.needs not in (kinds := needs.setdefault(spec.on, [])):
             kinds.append(spec.needs)
-    return {name: (part, needs.get(name, ())) for name, part in found.items()}
+    return {name: (part, needs.get(name, ())) for name, part in parts.items()}
 
 
 def read_prices(value: object) -> dict[str, Price]:
@@ -543,8 +545,8 @@ async def queue_run(
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     budget = plan.budget if budget is None else budget
-    said = {"budget": budget, "unpriced": unpriced, "priority": plan.priority if priority is None else priority}
-    runs = Runs(queueing_options(backend_set, names, store, concurrency, **said))
+    settings = {"budget": budget, "unpriced": unpriced, "priority": plan.priority if priority is None else priority}
+    runs = Runs(queueing_options(backend_set, names, store, concurrency, **settings))
     run_id = await runs.create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
     if key is not None and (record := await store.get_run(run_id)) is not None:
         # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
@@ -645,17 +647,17 @@ class StoredBackends:
     @classmethod
     def of(cls, run: RunRecord, files: FileOptions) -> StoredBackends:
         """Return the backends of `run`. Raises InvalidRequest, also for a program's run without a file of backends."""
-        given = None if files.backends is None else backend_set_of_file(files.backends, BackendOptions())
-        if not stores_backends(run) and given is not None:
+        replacement = None if files.backends is None else backend_set_of_file(files.backends, BackendOptions())
+        if not stores_backends(run) and replacement is not None:
             return cls(
                 run.run_id,
-                given.specs,
-                default=given.default,
-                folder=given.folder,
+                replacement.specs,
+                default=replacement.default,
+                folder=replacement.folder,
                 plan=None,
                 files=files,
-                replacements=given.specs,
-                prices=given.prices,
+                replacements=replacement.specs,
+                prices=replacement.prices,
                 made_by_program=True,
             )
         if not stores_backends(run):
@@ -667,17 +669,19 @@ class StoredBackends:
         settings = read_settings(run)
         specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
         plan = settings.get("plan") if files.plan is None else files.plan.resolve()
-        replacements = {} if given is None else {name: spec for name, spec in given.specs.items() if name in specs}
+        replacements = (
+            {} if replacement is None else {name: spec for name, spec in replacement.specs.items() if name in specs}
+        )
         try:
             stored_prices = read_prices(settings.get("prices"))
         except ValidationError:
             raise InvalidRequest(
                 f"run {run.run_id} was stored with prices that are not in the form of a plan"
             ) from None
-        prices = stored_prices | ({} if given is None else dict(given.prices))
-        if given is not None and not replacements:
+        prices = stored_prices | ({} if replacement is None else dict(replacement.prices))
+        if replacement is not None and not replacements:
             raise InvalidRequest(
-                f"{files.backends} names {_join_names(given.specs)} under `backends:`, and run {run.run_id} has "
+                f"{files.backends} names {_join_names(replacement.specs)} under `backends:`, and run {run.run_id} has "
                 f"{_join_names(specs)}: give a replacement the name of a stored backend"
             )
         file = Path(plan) if plan else None
@@ -703,14 +707,14 @@ class StoredBackends:
 
     def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, HostsPart]:
         """Return the groups of hosts that `specs` name, from files alone. Raises InvalidRequest."""
-        found: dict[str, HostsPart] = {}
+        parts: dict[str, HostsPart] = {}
         if all(spec.on is None for spec in specs.values()):
-            return found
+            return parts
         if self.plan is not None and (path := self.plan).exists():
-            found |= read_hosts(read_plan_data(path).get("hosts"), path)
+            parts |= read_hosts(read_plan_data(path).get("hosts"), path)
         if self.files.backends is not None:
-            found |= read_hosts(read_plan_data(self.files.backends).get("hosts"), self.files.backends)
-        return found | hosts_of_file(self.files.hosts)
+            parts |= read_hosts(read_plan_data(self.files.backends).get("hosts"), self.files.backends)
+        return parts | hosts_of_file(self.files.hosts)
 
     def read_specs(self) -> dict[str, BackendSpec]:
         """Return the specs, validated. Raises InvalidRequest."""
@@ -720,12 +724,12 @@ class StoredBackends:
         """Return the options of backends that differ between the store and the plan file `now`. The stored options
         count.
         """
-        found: list[str] = []
+        keys: list[str] = []
         for name in (self.specs.keys() & now.keys()) - self.replacements.keys():
             stored = self._stored_spec(name)
             if stored is not None and not isinstance(stored, FunctionSpec):
-                found += (f"backends.{name}.{key}" for key in _differing(stored, now[name]))
-        return found
+                keys += (f"backends.{name}.{key}" for key in _differing(stored, now[name]))
+        return keys
 
     def select(self, names: Iterable[str]) -> BackendSet:
         """Return the backends in `names`. Raises InvalidRequest."""
@@ -755,8 +759,8 @@ class StoredBackends:
         led_by = StoredPolicy.of(run.record)
         policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
         statuses = run.statuses_of_resume(retry_failed=retry_failed)
-        known = {**self.specs, **self.replacements}
-        names = required_backends(run.state.dag, self.default, statuses, policy=policy, known=known)
+        specs = {**self.specs, **self.replacements}
+        names = required_backends(run.state.dag, self.default, statuses, policy=policy, known=specs)
         names += [name for name in run.state.moved.values() if name not in names]
         tasks = zip(run.state.dag, statuses, strict=True)
         self.require_commands(task for task, status in tasks if status not in TASK_DONE)
@@ -1116,28 +1120,28 @@ def why_untrusted(path: Path, folders: Collection[Path]) -> str | None:
         return None
     for part in (path, *path.parents):
         try:
-            found = part.stat()
+            file_stat = part.stat()
         except FileNotFoundError:  # reported when the file is read
             continue
         except OSError as error:
             return f"{part} cannot be examined ({error.strerror})"
-        if found.st_uid not in {0, os.geteuid()}:
-            return f"{part} belongs to {_user(found.st_uid)}"
-        if found.st_mode & stat.S_IWOTH and not _keeps_others_out(found):
+        if file_stat.st_uid not in {0, os.geteuid()}:
+            return f"{part} belongs to {_user(file_stat.st_uid)}"
+        if file_stat.st_mode & stat.S_IWOTH and not _keeps_others_out(file_stat):
             return f"every user may write to {part}"
-        if found.st_mode & stat.S_IWGRP and not (_keeps_others_out(found) or _is_of_one_user(found)):
-            return f"the group {_group(found.st_gid)} may write to {part}"
+        if file_stat.st_mode & stat.S_IWGRP and not (_keeps_others_out(file_stat) or _is_of_one_user(file_stat)):
+            return f"the group {_group(file_stat.st_gid)} may write to {part}"
     return None
 
 
-def _keeps_others_out(found: os.stat_result) -> bool:
-    return stat.S_ISDIR(found.st_mode) and bool(found.st_mode & stat.S_ISVTX)
+def _keeps_others_out(file_stat: os.stat_result) -> bool:
+    return stat.S_ISDIR(file_stat.st_mode) and bool(file_stat.st_mode & stat.S_ISVTX)
 
 
-def _is_of_one_user(found: os.stat_result) -> bool:
+def _is_of_one_user(file_stat: os.stat_result) -> bool:
     """Return whether the group is the owner's own: many systems give each user one, and let it write by default."""
     try:
-        user, group = pwd.getpwuid(found.st_uid), grp.getgrgid(found.st_gid)
+        user, group = pwd.getpwuid(file_stat.st_uid), grp.getgrgid(file_stat.st_gid)
     except KeyError:
         return False
     return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and not {*group.gr_mem} - {user.pw_name}
@@ -1224,12 +1228,12 @@ def _given_by(policy: StoredPolicy | None) -> str:
 
 
 def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
-    given = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
-    given = {name: task for name, task in given.items() if FOLLOWS not in task.metadata}
+    new_tasks = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
+    new_tasks = {name: task for name, task in new_tasks.items() if FOLLOWS not in task.metadata}
     for task in plan.dag:
-        before = given.pop(task.id, None)
+        before = new_tasks.pop(task.id, None)
         yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)
-    yield from (f"tasks.{name}" for name in given)
+    yield from (f"tasks.{name}" for name in new_tasks)
 
 
 def _changed_fields(before: Task, now: Task) -> Iterator[str]:

@@ -153,12 +153,12 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
             await call_costs.require(dag, names, has_budget=has_budget, unpriced=config.unpriced)
         except InvalidRequest as error:
             refused = str(error)
-    asked: list[_Calls] = []
+    calls_of_tasks: list[_Calls] = []
     for group, positions in groups.items():
         times, length_is_known = counts[group]
         task, name = dag.tasks[positions[0]], names[positions[0]]
         if task.call is not None:
-            asked += _called(task.call, group, config.default, usages, times, earlier)
+            calls_of_tasks += _called(task.call, group, config.default, usages, times, earlier)
             continue
         sent, seen = [prompts.sent(position) for position in positions], list(usages.get(group, {}).values())
         estimate = TaskEstimate(
@@ -170,11 +170,13 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
             prompt=prompts.rendered.get(positions[0]),
         )
         calls = _Calls(estimate, task, sent, seen)
-        asked.append(calls)
+        calls_of_tasks.append(calls)
         if task.check is not None and task.check.judge is not None:
-            asked.append(_judged(calls, task.check.backend or name, task.check.judge, call_costs.answer_tokens(name)))
-    tasks = [await _estimated(calls, config, call_costs) for calls in asked]
-    known = [task.usage.usage for task in tasks if task.usage is not None]
+            calls_of_tasks.append(
+                _judged(calls, task.check.backend or name, task.check.judge, call_costs.answer_tokens(name))
+            )
+    tasks = [await _estimated(calls, config, call_costs) for calls in calls_of_tasks]
+    stored_usages = [task.usage.usage for task in tasks if task.usage is not None]
     costs = [task.most_usd for task in tasks]
     grows = grows or any(task.adds_tasks for task in dag)
     has_lists = any(task.for_each is not None or (task.call is not None and task.call.is_loop) for task in dag)
@@ -189,7 +191,7 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     )
     return RunEstimate(
         calls=sum(task.calls for task in tasks),
-        usage=UsageView(**usage_fields(sum(known, NO_USAGE))),
+        usage=UsageView(**usage_fields(sum(stored_usages, NO_USAGE))),
         most_usd=None if None in costs else sum(cost for cost in costs if cost is not None),
         most_assumes=tuple(text for text, is_made in assumptions.items() if is_made),
         budget=config.budget,

@@ -103,14 +103,14 @@ class Worker:
         self._later = {run_id: at for run_id, at in self._later.items() if at > now}
         left_out = self._later.keys() | self._runs.keys()
         try:
-            found = await self._store.list_claimable(_PAGE + len(left_out))
+            records = await self._store.list_claimable(_PAGE + len(left_out))
         except StoreError as error:
             if not self._away:
                 self._note(f"the store does not answer; trying again every {POLL_S:g} s: {one_line(str(error))}")
             self._away = True
             return []
         self._away = False
-        claimable = [run for run in found if run.run_id not in left_out]
+        claimable = [run for run in records if run.run_id not in left_out]
         chosen: list[str] = []
         for is_queued in (False, True):
             oldest = [run.run_id for run in claimable if (RunStatus(run.status) is RunStatus.QUEUED) is is_queued]

@@ -779,16 +779,16 @@ class Runs:
         group.start_soon(self._see_through, run_id, replace(how, answers=answers), driven)
         await driven.begin()
 
-    async def take_up(self, told: Callable[[str, PlaitError | None], None]) -> None:
+    async def take_up(self, report: Callable[[str, PlaitError | None], None]) -> None:
         """Start the posted runs of the store that are queued or interrupted, or that wait for a person, inside `async
-        with runner.runs`: other runs have backends of their own. `told` is called with the id of each, and the error
+        with runner.runs`: other runs have backends of their own. `report` is called with the id of each, and the error
         with which one is left as it is; a run that another process takes up is none of them. Raises StoreError.
         """
         stored = await self._store.list_runs(MOST_RUNS_SEARCHED)
         async with anyio.create_task_group() as group:
             for run in stored:
                 if not run.damaged and shown_status(run) in RESUMABLE - {RunStatus.PARKED}:
-                    group.start_soon(self._go_on, run.run_id, AS_STORED, told, self.is_posted)
+                    group.start_soon(self._go_on, run.run_id, AS_STORED, report, self.is_posted)
 
     async def is_posted(self, run_id: str) -> bool:
         """Return whether the run was posted to a server."""
@@ -797,7 +797,7 @@ class Runs:
 
     async def wake(
         self,
-        told: Callable[[str, PlaitError | None], None] = lambda _run, _error: None,
+        report: Callable[[str, PlaitError | None], None] = lambda _run, _error: None,
         *,
         fits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
@@ -805,9 +805,9 @@ class Runs:
         the deadline of a question, a person has answered, or their process has died. They park again once everything
         waits for a time.
 
-        `told` is called with the id of each run that goes on, and with the error that keeps one from it; such a run is
-        left alone for a minute. A run that another process takes is none of them. With `fits` only the runs for which
-        it returns True. At most MOST_WOKEN go on at once; the others with later calls. Raises StoreError.
+        `report` is called with the id of each run that goes on, and with the error that keeps one from it; such a run
+        is left alone for a minute. A run that another process takes is none of them. With `fits` only the runs for
+        which it returns True. At most MOST_WOKEN go on at once; the others with later calls. Raises StoreError.
         """
         now = self.options.clock.monotonic()
         for record in await self.due(self.options.clock.wall()):
@@ -818,7 +818,7 @@ class Runs:
             if run_id in self._driven or self._not_woken.get(run_id, 0.0) > now:
                 continue
             policy = None if (waiting := self._waiting.get(run_id)) is None else waiting.policy
-            if not await self._go_on(run_id, ResumeOptions(policy=policy, wakes=True), told, fits):
+            if not await self._go_on(run_id, ResumeOptions(policy=policy, wakes=True), report, fits):
                 self._not_woken[run_id] = now + _AGAIN_S
             elif run_id in self._driven:
                 self._woken.add(run_id)
@@ -846,33 +846,33 @@ class Runs:
         self,
         run_id: str,
         how: ResumeOptions,
-        told: Callable[[str, PlaitError | None], None],
+        report: Callable[[str, PlaitError | None], None],
         fits: Callable[[str], Awaitable[bool]] | None,
     ) -> bool:
-        """Start a stored run, if it `fits`, and call `told` with the outcome. Return whether no error keeps the run
+        """Start a stored run, if it `fits`, and call `report` with the outcome. Return whether no error keeps the run
         from going on; that another process was faster is none.
         """
         try:
             if fits is None or await fits(run_id):
                 await self._start(run_id, how)
-                told(run_id, None)
+                report(run_id, None)
         except RunOwned:
             pass
         except PlaitError as error:
-            told(run_id, error)
+            report(run_id, error)
             return False
         return True
 
     async def keep_waking(
         self,
-        told: Callable[[str, PlaitError | None], None],
+        report: Callable[[str, PlaitError | None], None],
         *,
         fits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         """Call `wake` every WAKE_EVERY_S seconds until cancelled, also while the store does not answer."""
         while True:
             with suppress(StoreError):
-                await self.wake(told, fits=fits)
+                await self.wake(report, fits=fits)
             await self.options.clock.sleep(WAKE_EVERY_S)
 
     async def driven_to_end(self) -> None:
@@ -957,16 +957,16 @@ async def _require_backend(store: Store, record: RunRecord, name: str) -> None:
     settings = read_settings(record)
     limits = stored_limits(settings)
     answer_keys: Mapping[str, object] = settings.get("answer_keys") or {}  # "" is the default backend
-    known = {limits.default, *limits.backends, *filter(None, answer_keys)}
-    known |= {one.backend for one in await listed_tasks(store, record) if one.backend is not None}
-    if name not in known:
-        raise InvalidRequest(f"run {record.run_id} has no backend {name!r}{nearest(name, known)}")
+    names = {limits.default, *limits.backends, *filter(None, answer_keys)}
+    names |= {one.backend for one in await listed_tasks(store, record) if one.backend is not None}
+    if name not in names:
+        raise InvalidRequest(f"run {record.run_id} has no backend {name!r}{nearest(name, names)}")
 
 
 async def _cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached: OnUnreached) -> RunStatus:
     """Cancel the run, by its live owner or else by this process. See `Runs.cancel`."""
     ends = config.clock.monotonic() + wait
-    told, watched = False, None
+    is_noted, watched = False, None
     while True:
         store, record = await stored_record(config.store, run_id)
         if RunStatus(record.status) in RUN_DONE:
@@ -974,19 +974,19 @@ async def _cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached
                 await kill_orphans(store, run_id)  # the cancelling process may have died before
                 await end_run_on_hosts(config, record, record.epoch, on_unreached)
             return RunStatus(record.status)
-        if not (told or owner_is_gone(record)):
-            asked = RunStatus(record.status) is RunStatus.CANCELLING
-            if not (asked or await asks_for_cancel(store, run_id, await store.list_notes(run_id))):
+        if not (is_noted or owner_is_gone(record)):
+            is_cancelling = RunStatus(record.status) is RunStatus.CANCELLING
+            if not (is_cancelling or await asks_for_cancel(store, run_id, await store.list_notes(run_id))):
                 await store.send(run_id, cancel_note(record, iso(config.clock.wall())))
             wake(record.owner)
-            told = True
+            is_noted = True
         is_late = config.clock.monotonic() >= ends
         may_answer = is_live(record, config.clock.wall()) or not (is_late or seems_free(record))
         if not may_answer and (record.owner is None or record.owner != watched):
             try:
                 return await _cancel_from_here(config, run_id, on_unreached)
             except RunOwned:  # another process claimed the run first, or the owner has written meanwhile
-                watched = record.owner if told else None
+                watched = record.owner if is_noted else None
                 continue
         if is_late:
             return RunStatus.CANCELLING
@@ -1098,12 +1098,12 @@ async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
 
 async def _id_by_prefix(store: Store, prefix: str) -> str:
     runs = await store.list_runs(MOST_RUNS_SEARCHED)
-    found = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        raise InvalidRequest(f"{len(found)} runs begin with {prefix!r}: {shown}; give more of the id")
+    run_ids = [run.run_id for run in runs if run.run_id.startswith(prefix)] if prefix else []
+    if len(run_ids) == 1:
+        return run_ids[0]
+    if run_ids:
+        shown = ", ".join(run_ids[:5]) + (", ..." if len(run_ids) > 5 else "")
+        raise InvalidRequest(f"{len(run_ids)} runs begin with {prefix!r}: {shown}; give more of the id")
     raise RunNotFound(f"the store has no run {prefix!r}; `plait runs` lists all runs")
 
 

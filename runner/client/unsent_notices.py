@@ -102,9 +102,9 @@ class UnsentNotices:
 
     def _trusted(self, run: RunRecord) -> Sequence[NotifyTarget]:
         """Return the targets in the plan file of the run, and in the user's own file."""
-        found: list[NotifyTarget] = []
+        targets: list[NotifyTarget] = []
         with suppress(PlaitError):  # a program made the run
-            found += StoredBackends.of(run, self._files).notify()
+            targets += StoredBackends.of(run, self._files).notify()
         with suppress(PlaitError):  # reported by the commands that begin runs
-            found += user_targets()
-        return found
+            targets += user_targets()
+        return targets

@@ -77,19 +77,21 @@ class Asking:
         """Return `value` if it is a valid answer. Raises PlaitError with the reason otherwise."""
         if isinstance(value, str) and not self.question.schema:
             return clean_text(value)
-        asked = repr(shorten(self.question.text, _LONGEST))
+        question_text = repr(shorten(self.question.text, _LONGEST))
         if self.question.schema is None:
-            raise PlaitError(f"the answer to the question {asked} must be text, not {shorten(repr(value), _LONGEST)}")
+            raise PlaitError(
+                f"the answer to the question {question_text} must be text, not {shorten(repr(value), _LONGEST)}"
+            )
         try:
             # Encode and parse the value here, to reject values that the store cannot hold.
             text = clean_text(_json(value))
             parse_json(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise PlaitError(f"the answer to the question {asked} cannot be stored as JSON: {error}") from None
+            raise PlaitError(f"the answer to the question {question_text} cannot be stored as JSON: {error}") from None
         try:
             return Schema(self.question.schema).read(text)
         except (Mismatch, BackendError) as error:
-            raise PlaitError(f"the answer does not fit the question {asked}: {error}") from None
+            raise PlaitError(f"the answer does not fit the question {question_text}: {error}") from None
 
     def read(self, text: str) -> JsonValue:
         """Return the answer typed as `text`: the text itself, or with a schema the parsed JSON.

@@ -60,24 +60,24 @@ class NotifyTarget:
     """What is told."""
 
     @classmethod
-    def of(cls, given: NotifyTarget | Mapping[str, Any]) -> NotifyTarget:
+    def of(cls, form: NotifyTarget | Mapping[str, Any]) -> NotifyTarget:
         """Return the target with the keys of a plan. Raises ValueError for a target that cannot be used."""
-        target = given if isinstance(given, NotifyTarget) else cls._read(given)
+        target = form if isinstance(form, NotifyTarget) else cls._read(form)
         for _, why in target.mistakes():
             raise ValueError(why)
         return target
 
     @classmethod
-    def _read(cls, given: Mapping[str, Any]) -> NotifyTarget:
-        form: dict[str, Any] = {name: [*one] if type(one) is tuple else one for name, one in given.items()}
+    def _read(cls, mapping: Mapping[str, Any]) -> NotifyTarget:
+        form: dict[str, Any] = {name: [*one] if type(one) is tuple else one for name, one in mapping.items()}
         keys = [one.name for one in fields(cls)]
         if unknown := next((name for name in form if name not in keys), None):
             hint = nearest(unknown, keys) or f"; there are {', '.join(keys)}"
             raise ValueError(f"notify has no key {unknown!r}{hint}")
         for word in form.get("on", ()):
             if word not in NOTICE_WORDS:
-                known = ", ".join(NOTICE_WORDS)
-                raise ValueError(f"notify tells {known}, not {word!r}{nearest(str(word), NOTICE_WORDS)}")
+                words = ", ".join(NOTICE_WORDS)
+                raise ValueError(f"notify tells {words}, not {word!r}{nearest(str(word), NOTICE_WORDS)}")
         return from_json(cls, form)
 
     def mistakes(self) -> Iterable[tuple[str, str]]:
@@ -181,7 +181,7 @@ def usable_targets(
     """Return the stored targets, None in place of each that this process may not or cannot use, and these with the
     reason. `trusted` come from a program or from a plan file, and not from the store alone.
     """
-    found: list[NotifyTarget | None] = []
+    usable: list[NotifyTarget | None] = []
     refused: list[tuple[NotifyTarget | None, str]] = []
     for target in stored:
         why = None
@@ -191,7 +191,7 @@ def usable_targets(
             why = "the plan file has no such target now, and the store alone is not trusted"
         elif missing := target.missing_variables(environment):
             why = f"no value in {', '.join(missing)}"
-        found.append(target if why is None else None)
+        usable.append(target if why is None else None)
         if why is not None:
             refused.append((target, why))
-    return found, refused
+    return usable, refused

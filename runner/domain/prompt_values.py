@@ -152,8 +152,8 @@ def call_inputs(task: Task, dag: DAG, results: Mapping[int, TaskResult], previou
     values = upstream.values(replace(used, names=used.names - own))
     if task.call.is_loop:
         values[PREVIOUS] = upstream.by_name(previous) or NoResult()
-    given = {name: evaluated(value, values) for name, value in task.call.values.items()}
-    return {**cast("Mapping[str, JsonInput]", task.call.plan.get("inputs", {})), **given}
+    inputs = {name: evaluated(value, values) for name, value in task.call.values.items()}
+    return {**cast("Mapping[str, JsonInput]", task.call.plan.get("inputs", {})), **inputs}
 
 
 def round_values(
@@ -184,14 +184,14 @@ def with_arguments(
     The parameter `prompt`, else the first one if it names nothing, receives the prompt. Any other one that names
     nothing and has no default is an argument too, which the checks of the graph report.
     """
-    known = {parameter_name(name): name for name in (*(task.inputs or inputs), *task.upstream, *task.aliases)}
+    names = {parameter_name(name): name for name in (*(task.inputs or inputs), *task.upstream, *task.aliases)}
     if task.item is not None or task.for_each is not None:
-        known["item"] = "item"
+        names["item"] = "item"
     takes_prompt = any(parameter == "prompt" for parameter, _ in parameters)
     own = {task.id, group_of(task.id, task.item)}
     arguments: list[str] = []
     for place, (parameter, is_required) in enumerate(parameters):
-        name = known.get(parameter)
+        name = names.get(parameter)
         if name is None and is_required and tasks.get(parameter) not in own:
             name = tasks.get(parameter)
         if parameter == "prompt" or (name is None and not is_required):
@@ -199,7 +199,7 @@ def with_arguments(
         if name is None and place == 0 and not takes_prompt:
             if task.prompt.strip():
                 continue
-            if parameter != "item" and not nearest(parameter, [*known, *tasks]):  # no mistake: the empty prompt
+            if parameter != "item" and not nearest(parameter, [*names, *tasks]):  # no mistake: the empty prompt
                 continue
         arguments.append(name or parameter)
     return task if tuple(arguments) == task.arguments else replace(task, arguments=tuple(arguments))

@@ -63,8 +63,8 @@ class Tuning:
 
     def news_since(self, before: Tuning) -> list[RunTuned]:
         """Return what is different from `before`."""
-        known = {of: _says(one) for of, one in before.changes.items()}
-        return [one for of, one in self.changes.items() if _says(one) != known.get(of, (False, None))]
+        earlier = {of: _says(one) for of, one in before.changes.items()}
+        return [one for of, one in self.changes.items() if _says(one) != earlier.get(of, (False, None))]
 
 
 def _says(change: RunTuned) -> tuple[bool, int | None]:

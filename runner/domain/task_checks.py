@@ -188,8 +188,8 @@ class Checks:
         """
         problems: list[Problem] = []
         lists = [one for one in self._inputs.values() if isinstance(one, list)]  # see `inputs`
-        known = {id(element) for elements in lists for element in elements}
-        items = () if checked else [task.item for task in self._tasks if id(task.item) not in known]
+        element_ids = {id(element) for elements in lists for element in elements}
+        items = () if checked else [task.item for task in self._tasks if id(task.item) not in element_ids]
         items_fit = why_no_json(items) is None
         right: tuple[Any, ...] = ()  # the settings of the last task, without a problem: those of a list are the same
         for position, task in enumerate(self._tasks):
@@ -205,10 +205,10 @@ class Checks:
                     problems.append(Problem(_NO_JSON.format("item", reason), task.id, "item", None, position))
                 settings = _settings(task)
                 if not right or not all(map(operator.is_, settings, right)):
-                    found = [*self._field_problems(task)]
-                    problems += (Problem(message, task.id, field, None, position) for field, message in found)
+                    faults = [*self._field_problems(task)]
+                    problems += (Problem(message, task.id, field, None, position) for field, message in faults)
                     # Of a task with `for_each` the id counts, too.
-                    right = () if found or task.for_each is not None else settings
+                    right = () if faults or task.for_each is not None else settings
             self._dependencies.append(tuple(upstream))
         return problems
 
@@ -229,9 +229,9 @@ class Checks:
         """Yield the field and the message of each problem of a task by itself, but of its item, and of the backend of
         `continues`.
         """
-        for (field, is_right, rule), default, given in zip(_RULES, _DEFAULTS, _ruled(task), strict=True):
-            if given is not default and not is_right(given):
-                yield field, f"{field} must be {rule}, not {given!r}"
+        for (field, is_right, rule), default, setting in zip(_RULES, _DEFAULTS, _ruled(task), strict=True):
+            if setting is not default and not is_right(setting):
+                yield field, f"{field} must be {rule}, not {setting!r}"
         for field in ("metadata", "output_schema"):
             value = getattr(task, field)
             if value and (reason := why_no_json(value)):

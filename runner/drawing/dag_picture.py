@@ -308,7 +308,7 @@ def _mermaid_text(text: str) -> str:
     interpreted.
     """
     fit = _UNFIT.sub("\ufffd", " ".join(text.split()))
-    return re.sub(r"[^\w .,:+\-·/()]", lambda found: f"#{ord(found[0])};", fit)
+    return re.sub(r"[^\w .,:+\-·/()]", lambda match: f"#{ord(match[0])};", fit)
 
 
 MOST_DRAWN = 200
@@ -338,14 +338,14 @@ def fold(dag: DAG, looks: Mapping[str, Look]) -> tuple[DAG, Mapping[str, Look]]:
         smaller = DAG(tasks, name=dag.name)
     except DAGError:  # parts of two groups need each other
         return dag, looks
-    kept = {name: look for name, look in looks.items() if name in merged and name not in groups}
-    return smaller, {**kept, **{name: _look(parts, looks) for name, parts in groups.items()}}
+    lone_looks = {name: look for name, look in looks.items() if name in merged and name not in groups}
+    return smaller, {**lone_looks, **{name: _look(parts, looks) for name, parts in groups.items()}}
 
 
 def _look(parts: Sequence[str], looks: Mapping[str, Look]) -> Look:
     statuses = [status for part in parts if part in looks and (status := looks[part].status) is not None]
-    shown, told = group_status(statuses) if statuses else (None, "")
-    note = " · ".join(filter(None, (f"{len(parts):,} parts", told)))
+    shown, counts = group_status(statuses) if statuses else (None, "")
+    note = " · ".join(filter(None, (f"{len(parts):,} parts", counts)))
     return Look(shown, note, note)
 
 

@@ -83,16 +83,16 @@ class Played:
         return f"{allowed}{self._remedy()}"
 
     def _remedy(self) -> str:
-        known = [one for values in self.fields.values() for one in values]
+        possible = [one for values in self.fields.values() for one in values]
         for literal in self.literals:
-            if any(type(one) is type(literal) and one == literal for one in known):
+            if any(type(one) is type(literal) and one == literal for one in possible):
                 continue
             if not isinstance(literal, str):
-                if text_of(literal) in known:
+                if text_of(literal) in possible:
                     return f"; write '{text_of(literal)}' in quotes"
-            elif literal in {text_of(one) for one in known if not isinstance(one, str)}:
+            elif literal in {text_of(one) for one in possible if not isinstance(one, str)}:
                 return f"; write {literal} without quotes"
-            elif hint := nearest(literal, [one for one in known if isinstance(one, str)]):
+            elif hint := nearest(literal, [one for one in possible if isinstance(one, str)]):
                 return hint
         code = next((name for name, values in self.fields.items() if name.endswith(".code") and values == [0]), None)
         if code is not None:
@@ -134,8 +134,8 @@ class Play:
             lacking |= {str(name): None} if may_lack(task) else {}
             where, values = _values_of(task, keys)
             fields[(str(name), *where)] = values
-        known = {path: spell(path) for path, values in fields.items() if _ANY not in values}
-        if not known or any(one[: len(path)] == path for path in fields for one in fields if one != path):
+        names = {path: spell(path) for path, values in fields.items() if _ANY not in values}
+        if not names or any(one[: len(path)] == path for path in fields for one in fields if one != path):
             return None
         true, errors = list[Mapping[str, JsonInput]](), list[str]()
         tries = 0
@@ -145,15 +145,15 @@ class Play:
             tries, self._left = tries + 1, self._left - 1
             chosen = {path: values[choose(len(values))] for path, values in fields.items()}
             answers = _answers(chosen, [name for name in lacking if choose(2)], choose)
-            taken = {name: chosen[path] for path, name in known.items()}
+            taken = {name: chosen[path] for path, name in names.items()}
             try:
                 if is_true(condition, answers) and taken not in true:
                     true.append(taken)
             except PromptError as error:
                 errors.append(str(error))
         return Played(
-            {name: fields[path] for path, name in known.items()},
-            len(known) == len(fields),
+            {name: fields[path] for path, name in names.items()},
+            len(names) == len(fields),
             true,
             errors[0] if len(errors) == tries else None,
             read[1],
@@ -207,8 +207,8 @@ class Play:
                     cases.append({"if": {prefix + field: one for field, one in case.items()}, "tasks": taken})
         for name, task in tasks.items():
             if (call := task.call) is not None:
-                given = cast("dict[str, JsonInput]", call.plan.get("inputs", {})) | dict.fromkeys(call.values)
-                rows += self.branches(called_tasks(call, given, GrowthLimits()), f"{prefix}{name}.")
+                inputs = cast("dict[str, JsonInput]", call.plan.get("inputs", {})) | dict.fromkeys(call.values)
+                rows += self.branches(called_tasks(call, inputs, GrowthLimits()), f"{prefix}{name}.")
         return cases + rows
 
 

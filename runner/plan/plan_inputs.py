@@ -433,12 +433,12 @@ def _parquet_row(number: int, row: object) -> tuple[int, JsonValue] | PlanProble
     return (number, read) if message is None else PlanProblem(f"row {number:,}: {message}")
 
 
-def _as_text(found: object) -> str:
-    if isinstance(found, date | time):
-        return found.isoformat()
-    if isinstance(found, Decimal | UUID):
-        return str(found)
-    raise TypeError(f"JSON has no {type(found).__name__}")
+def _as_text(value: object) -> str:
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    raise TypeError(f"JSON has no {type(value).__name__}")
 
 
 def _entries(lines: Iterable[str], suffix: str, skip: int = 0) -> Rows:

@@ -111,9 +111,9 @@ class PlanTasks:
         tasks = self._tasks()
         if tasks is None:
             return None
-        known = {name: items for name, items in self._items.items() if name in self.inputs}
-        inputs, rows_file = {**self.inputs, **known}, None
-        for over, items in known.items():
+        row_lists = {name: items for name, items in self._items.items() if name in self.inputs}
+        inputs, rows_file = {**self.inputs, **row_lists}, None
+        for over, items in row_lists.items():
             if isinstance(items, FirstRows):
                 del inputs[over]
                 rows_file = replace(items.file, width=self._width, first=self._first, behind=self._behind)

@@ -121,13 +121,13 @@ def names_in(value: JsonInput) -> tuple[PromptNames, Sequence[PromptError]]:
     if isinstance(value, str):
         return parse_names(value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, Sequence) else ()
-    found = [names_in(one) for one in inner]
-    return joined(names for names, _ in found), [mistake for _, mistakes in found for mistake in mistakes]
+    parts = [names_in(one) for one in inner]
+    return joined(names for names, _ in parts), [mistake for _, mistakes in parts for mistake in mistakes]
 
 
-def joined(found: Iterable[PromptNames]) -> PromptNames:
-    """Return the names of all `found`."""
-    fields = [(one.names, one.results, one.inputs, one.item) for one in found]
+def joined(parts: Iterable[PromptNames]) -> PromptNames:
+    """Return the names of all `parts`."""
+    fields = [(one.names, one.results, one.inputs, one.item) for one in parts]
     return PromptNames(*(frozenset(chain.from_iterable(sets)) for sets in zip(*fields, strict=True)))
 
 

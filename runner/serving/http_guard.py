@@ -200,8 +200,8 @@ class Guard:
 
     def _check_token(self, scope: Scope) -> None:
         scheme, _, token = (_single_header(scope, b"authorization") or "").partition(" ")
-        known = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
-        if not known or scheme.lower() != "bearer":
+        is_right = hmac.compare_digest(token.strip().encode("latin-1"), self._token)
+        if not is_right or scheme.lower() != "bearer":
             raise RequestRefused(
                 401, "unauthorized", "send the token in the file that this server named at its start: Bearer TOKEN"
             )

@@ -121,17 +121,17 @@ async def _handle_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 204:
         return Response(status_code=204)
-    code, kind, said = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
+    code, kind, message = error.status_code, _HTTP_KINDS.get(error.status_code, "refused"), str(error.detail)
     if code == 400:  # an unreadable body, treated like an invalid one
         code, kind = _INVALID
     # The framework gives no more than the phrase of the code.
-    if code in _HTTP_KINDS and said == HTTPStatus(code).phrase:
-        said = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
+    if code in _HTTP_KINDS and message == HTTPStatus(code).phrase:
+        message = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
     headers = error.headers
     # The framework names the methods of one route; two routes may share a path.
     if code == 405 and (methods := _allowed_methods(request)):
         headers = {"allow": ", ".join(methods)}
-    return JSONResponse(problem(kind, said), code, headers=headers)
+    return JSONResponse(problem(kind, message), code, headers=headers)
 
 
 def _allowed_methods(request: Request) -> list[str]:
@@ -147,9 +147,9 @@ def _allowed_methods(request: Request) -> list[str]:
 
 async def _handle_validation(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    said = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5]]
+    messages = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5]]
     code, kind = _INVALID
-    return JSONResponse(problem(kind, "; ".join(said)), code)
+    return JSONResponse(problem(kind, "; ".join(messages)), code)
 
 
 async def _handle_bug(_request: Request, _error: Exception) -> JSONResponse:
@@ -542,10 +542,10 @@ class ServedRuns:
 
     async def list_all(self, page: Annotated[ListQuery, Query()]) -> RunList:
         """List the newest runs that fit."""
-        found = await self.runs.list(
+        records = await self.runs.list(
             page.limit, offset=page.offset, statuses=page.status, name=page.name, search=page.search
         )
-        return RunList(runs=list(found))
+        return RunList(runs=list(records))
 
     async def wake(self) -> WakeResult:
         """Continue the runs that park and are due at once, as this server does by itself every few seconds. Of a server

@@ -157,8 +157,8 @@ async def throttled_backends(store: Store, run: RunRecord, now: float) -> tuple[
 
     A pause that is over has no `until`. Raises StoreError.
     """
-    found = (_at(one, now) for one in (await _throttlings(store, run)).values())
-    return tuple(one for one in found if one.until is not None or one.slots < one.total)
+    views = (_at(one, now) for one in (await _throttlings(store, run)).values())
+    return tuple(one for one in views if one.until is not None or one.slots < one.total)
 
 
 async def _throttlings(store: Store, run: RunRecord) -> Mapping[str, BackendThrottled]:
@@ -432,8 +432,8 @@ POLICY = "the policy"
 async def find_adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
     """Return the origin of each added task by id: the id of the task that added it, or `POLICY`."""
     by_policy = await _added_by_policy(store, run) if run.policy_state is not None else set[int]()
-    found = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}
-    return {task_id: by for task_id, by in found.items() if by is not None}
+    adders = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}
+    return {task_id: by for task_id, by in adders.items() if by is not None}
 
 
 async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
@@ -485,11 +485,11 @@ def waiting_tasks(run: StoredRun) -> list[QuestionView]:
     already.
     """
     noted = first_notes(run)
-    asked = {run.tasks[position].task_id for position in run.state.asking} - noted.keys()
+    task_ids = {run.tasks[position].task_id for position in run.state.asking} - noted.keys()
     return [
-        question_view(run.record, task, task.question or "", _asks(task) if task.task_id in asked else None)
+        question_view(run.record, task, task.question or "", _asks(task) if task.task_id in task_ids else None)
         for task in run.tasks
-        if TaskStatus(task.status) is TaskStatus.WAITING_INPUT and (task.asked is None or task.task_id in asked)
+        if TaskStatus(task.status) is TaskStatus.WAITING_INPUT and (task.asked is None or task.task_id in task_ids)
     ]
 
 

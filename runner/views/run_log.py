@@ -180,13 +180,13 @@ class RunLog:
         if record.task_id is None or record.attempt is None or record.kind not in _OF_ATTEMPTS:
             return {}
         attempts = await self._store.list_attempts(self._run_id, record.task_id)
-        found = next((one for one in attempts if one.attempt == record.attempt), None)
-        if found is None:
+        row = next((one for one in attempts if one.attempt == record.attempt), None)
+        if row is None:
             return {}
-        told: dict[str, JsonValue] = {"session_id": found.session_id}
+        columns: dict[str, JsonValue] = {"session_id": row.session_id}
         if record.kind != SessionOpened.kind:
-            told = {"error": found.error, "duration_s": found.duration_s, **asdict(found.usage)}
-        return {name: value for name, value in told.items() if value is not None}
+            columns = {"error": row.error, "duration_s": row.duration_s, **asdict(row.usage)}
+        return {name: value for name, value in columns.items() if value is not None}
 
     def _of_tasks(self, record: EventRecord, tasks: Mapping[str, TaskRecord], first: int) -> Mapping[str, JsonValue]:
         """Return the values stored with the tasks of the event: the ids of added tasks (from position `first` on), the
@@ -202,11 +202,11 @@ class RunLog:
         if record.kind == TaskWaiting.kind:
             self._asked[task.task_id] = record.attempt or 0
         attempt = self._asked.get(task.task_id)
-        given = next((one for one in answers_of(task.answers) if one.attempt == attempt), None)
+        answer = next((one for one in answers_of(task.answers) if one.attempt == attempt), None)
         if record.kind == TaskAnswered.kind:
-            return {} if given is None else {"by": given.by, "answer": given.text}
+            return {} if answer is None else {"by": answer.by, "answer": answer.text}
         question = (
-            task.question if given is None and task.attempt == attempt else None if given is None else given.question
+            task.question if answer is None and task.attempt == attempt else None if answer is None else answer.question
         )
         return {} if question is None else {"question": question}
 
@@ -276,8 +276,8 @@ class _AttemptOutput:
         """Yield the complete lines written up to now; with `whole`, the incomplete last line too."""
         end = len(self._text) if whole else self._text.rfind("\n") + 1
         if end and self._last is not None:
-            told, self._text = self._text[:end], self._text[end:]
-            yield self._entry(*self._last, told)
+            written, self._text = self._text[:end], self._text[end:]
+            yield self._entry(*self._last, written)
 
     def _entry(self, at: str | None, output: Output, text: str) -> RunLogEntry:
         self.has_entries = True

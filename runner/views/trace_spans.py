@@ -221,7 +221,7 @@ def _usage(usage: Usage) -> dict[str, AttributeValue | None]:
 
 def _content(messages: Iterable[MessageRecord]) -> dict[str, AttributeValue | None]:
     """Return the messages of an attempt as JSON text, those that the model wrote apart from the others."""
-    told: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    messages_by_side: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     parts: list[dict[str, str]] = []
     for message in messages:
         if message.role == THOUGHTS:
@@ -230,11 +230,11 @@ def _content(messages: Iterable[MessageRecord]) -> dict[str, AttributeValue | No
         parts.append({"type": "text", "content": message.content})
         is_answer = message.role == "assistant"
         more = {"finish_reason": "stop"} if is_answer else {}
-        told[is_answer].append({"role": message.role, "parts": parts, **more})
+        messages_by_side[is_answer].append({"role": message.role, "parts": parts, **more})
         parts = []
     return {
-        "gen_ai.input.messages": json.dumps(told[False]) if told[False] else None,
-        "gen_ai.output.messages": json.dumps(told[True]) if told[True] else None,
+        "gen_ai.input.messages": json.dumps(messages_by_side[False]) if messages_by_side[False] else None,
+        "gen_ai.output.messages": json.dumps(messages_by_side[True]) if messages_by_side[True] else None,
     }
 
 
@@ -367,7 +367,7 @@ class SpanSender:
         client = await self._opened()
         try:
             with await client.post(self.url, body) as response:
-                said = await response.read()
+                answer = await response.read()
                 status, retry_after = response.status, response.headers.get("retry-after", "")
         except Exception as error:  # aiohttp raises many kinds; a failed export is a line, never a traceback
             why = str(client.error_of(error))
@@ -376,8 +376,8 @@ class SpanSender:
             return f"HTTP status {status}", float(retry_after) if retry_after.isdecimal() else 0.0
         if status != 200:
             advice = f"check {ENDPOINT}, and the headers in {_HEADERS}"
-            return f"HTTP status {status}: {self._endpoint.safe_text(said.decode(errors='replace'))}; {advice}", None
-        return _rejection(said, count), None
+            return f"HTTP status {status}: {self._endpoint.safe_text(answer.decode(errors='replace'))}; {advice}", None
+        return _rejection(answer, count), None
 
     async def _opened(self) -> Client:
         if self._client is None:
@@ -387,11 +387,11 @@ class SpanSender:
         return self._client
 
 
-def _rejection(said: bytes, count: int) -> str | None:
+def _rejection(body: bytes, count: int) -> str | None:
     """Return why the collector rejected spans of a request that it took; None if it took all spans."""
     try:
-        told: dict[str, Any] = json.loads(said or b"{}").get("partialSuccess") or {}
-        rejected = int(told.get("rejectedSpans") or 0)
+        partial: dict[str, Any] = json.loads(body or b"{}").get("partialSuccess") or {}
+        rejected = int(partial.get("rejectedSpans") or 0)
     except (ValueError, AttributeError, TypeError):
         return None  # a collector that answers in another form has taken the spans
-    return f"{rejected} of {count} spans were rejected: {told.get('errorMessage', '')}" if rejected else None
+    return f"{rejected} of {count} spans were rejected: {partial.get('errorMessage', '')}" if rejected else None

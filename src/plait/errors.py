@@ -436,9 +436,9 @@ def first_of(problems: Sequence[object], most: int) -> str:
     return "\n".join(lines)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: `; did you mean 'x'?`, or an empty text if no known name is
     close.
     """
-    close = difflib.get_close_matches(name, list(known)[:10_000], n=1)
+    close = difflib.get_close_matches(name, list(names)[:10_000], n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

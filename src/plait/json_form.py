@@ -82,10 +82,10 @@ def parsed(text: str) -> JsonValue:
 
 def parsed_object(text: str) -> dict[str, JsonValue]:
     """Return the object of a JSON text. Raises ValueError if it is none."""
-    found = parsed(text)
-    if not isinstance(found, dict):
+    result = parsed(text)
+    if not isinstance(result, dict):
         raise ValueError(f"{text[:60]!r} is no JSON object")
-    return found
+    return result
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

@@ -38,8 +38,8 @@ def _shown(value: object) -> str:
 def _as_line(log: Any, name: str, values: Any) -> tuple[tuple[_Line], dict[str, Any]]:
     import structlog  # noqa: PLC0415
 
-    (given,), more = structlog.stdlib.ProcessorFormatter.wrap_for_formatter(log, name, values)
-    return (_Line(given),), more
+    (line,), more = structlog.stdlib.ProcessorFormatter.wrap_for_formatter(log, name, values)
+    return (_Line(line),), more
 
 
 class Log:
@@ -63,9 +63,9 @@ class Log:
     def debug(self, event: str, error: BaseException, **values: Any) -> None:
         """Log a foreign error with the traceback. The traceback may quote prompts and answers."""
         if logging.getLogger("plait").isEnabledFor(logging.DEBUG):
-            told = "".join(traceback.format_exception(error))
+            text = "".join(traceback.format_exception(error))
             # A quoted prompt or answer may contain terminal control characters.
-            plain = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in told)
+            plain = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
             self._write(logging.DEBUG, event, {**values, "exception": plain})
 
     def _write(self, level: int, event: str, values: dict[str, Any]) -> None:

@@ -74,14 +74,14 @@ class Retry:
         object.__setattr__(self, "on", _kinds(self.on))
 
 
-def _kinds(given: Collection[str]) -> frozenset[str]:
-    if isinstance(given, str):
-        raise ValueError(f"retry on must be a collection of error kinds, not one text; write [{given!r}]")
-    known = [kind.value for kind in ErrorKind]
-    kinds = tuple(given)
+def _kinds(words: Collection[str]) -> frozenset[str]:
+    if isinstance(words, str):
+        raise ValueError(f"retry on must be a collection of error kinds, not one text; write [{words!r}]")
+    kind_names = [kind.value for kind in ErrorKind]
+    kinds = tuple(words)
     for kind in kinds:
-        if kind not in known:
-            raise ValueError(f"retry on: unknown error kind {kind!r}{nearest(str(kind), known)}")
+        if kind not in kind_names:
+            raise ValueError(f"retry on: unknown error kind {kind!r}{nearest(str(kind), kind_names)}")
     return frozenset(ErrorKind(kind).value for kind in kinds)
 
 
@@ -216,8 +216,8 @@ SETTINGS = (*MODEL_SETTINGS, "cwd", "env", "shared")
 
 def given_settings(task: object) -> list[str]:
     """Return the names of the settings that a task has, a `Task` or one as written in a plan file."""
-    given = ((name, getattr(task, name)) for name in SETTINGS)
-    return [name for name, setting in given if not (setting is None or setting is False or setting == {})]
+    settings = ((name, getattr(task, name)) for name in SETTINGS)
+    return [name for name, setting in settings if not (setting is None or setting is False or setting == {})]
 
 
 @value
@@ -692,9 +692,9 @@ def with_prompt(task: Task, prompt: str) -> Task:
     return replace(task, prompt=prompt)
 
 
-def no_such_setting(backend: str, setting: str, known: Collection[str]) -> str:
-    """Return the message about a setting of a task that is not among the `known` settings of its `backend`."""
-    have = f"a task may set {', '.join(sorted(known))} there" if known else "a task cannot set anything there"
+def no_such_setting(backend: str, setting: str, settings: Collection[str]) -> str:
+    """Return the message about a setting of a task that is not among the `settings` of its `backend`."""
+    have = f"a task may set {', '.join(sorted(settings))} there" if settings else "a task cannot set anything there"
     return f"backend {backend!r} takes no {setting} from a task ({have}); leave {setting!r} out"
 
 
