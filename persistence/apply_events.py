@@ -230,11 +230,11 @@ class _Applier:
             task_id, prompt, spec, edges = new.task_id, new.prompt, new.spec, "[]"
             if new.depends_on:
                 edges = f"[{', '.join(map(encode_basestring, new.depends_on))}]"  # three times as fast as json.dumps
-            known = self._run_id, position, task_id, edges, spec, checksum(task_id, edges, spec)
+            columns = self._run_id, position, task_id, edges, spec, checksum(task_id, edges, spec)
             if new.backend is added_by is None and len(prompt) <= SHORT:
-                usual.append((*known, checksum(task_id, prompt), prompt))
+                usual.append((*columns, checksum(task_id, prompt), prompt))
             else:
-                rows.append((*known, checksum(task_id, prompt), *self._text(prompt), new.backend, added_by))
+                rows.append((*columns, checksum(task_id, prompt), *self._text(prompt), new.backend, added_by))
             run.new[task_id] = position
         run.size += len(tasks)
 
@@ -316,11 +316,11 @@ class _Applier:
     def _complete_unusually(self, seq: int, change: events.TaskCompleted, state: TaskState) -> events.Event:
         task_id, text, data = change.task_id, change.text, change.data_json
         if isinstance(change.turn, str):
-            asked: Row = checksum(task_id, change.turn), *self._text(change.turn)
+            prompt: Row = checksum(task_id, change.turn), *self._text(change.turn)
         else:
-            asked = None, None, None
+            prompt = None, None, None
         result = checksum(task_id, text, data), *self._text(text), data
-        usage = self._end(seq, change, state, "completed", said=(*asked, *result))
+        usage = self._end(seq, change, state, "completed", turn=(*prompt, *result))
         self._set_ended(change, state, "completed")
         return change if usage is change.usage else replace(change, usage=usage)
 
@@ -339,12 +339,12 @@ class _Applier:
         state: TaskState,
         status: str,
         error: Row = (None, None, None),
-        said: Row = (None,) * 7,
+        turn: Row = (None,) * 7,
     ) -> Usage:
         """End the attempt, with the kind of the error, its text and the traceback, or with the prompt and the result.
         Return the usage of the whole attempt.
         """
-        if said[0] is None:  # else the conversation is the prompt and the result
+        if turn[0] is None:  # else the conversation is the prompt and the result
             self._add_messages(seq, change, state, getattr(change, "messages", ()))
         usage: Usage = getattr(change, "usage", NO_USAGE)
         took: float | None = getattr(change, "duration_s", None)
@@ -355,7 +355,7 @@ class _Applier:
             took = took if state.duration_s is None else state.duration_s + (took or 0.0)
         key = self._run_id, state.position, change.task_id, state.attempt
         ended = change.at, seq, *_usage(usage), took
-        self._rows[tables.END_ATTEMPT].append((*key, status, *state.started, *ended, *error, *said))
+        self._rows[tables.END_ATTEMPT].append((*key, status, *state.started, *ended, *error, *turn))
         return usage
 
     def _fail(self, seq: int, change: events.TaskFailed) -> None:
@@ -380,8 +380,8 @@ class _Applier:
         state.usage = self._end(seq, change, state, "interrupted" if change.asked is None else "asked")
         state.status, state.duration_s = "waiting_input", change.duration_s
         state.crashes += change.crashed
-        asked = "waiting_input", change.question, change.asked, state.crashes
-        self._rows[tables.ASK].append((*asked, self._run_id, state.position))
+        columns = "waiting_input", change.question, change.asked, state.crashes
+        self._rows[tables.ASK].append((*columns, self._run_id, state.position))
 
     def _cancel(self, seq: int, change: events.TaskCancelled) -> None:
         state = self._require(change)
@@ -406,8 +406,8 @@ class _Applier:
         if change.prompt is None:
             self._rows[tables.REOPEN].append((*reopened, *key))
         else:
-            asked = checksum(change.task_id, change.prompt), *self._text(change.prompt)
-            self._rows[tables.REOPEN_CHANGED].append((*reopened, *asked, *key))
+            prompt = checksum(change.task_id, change.prompt), *self._text(change.prompt)
+            self._rows[tables.REOPEN_CHANGED].append((*reopened, *prompt, *key))
         if change.damaged:
             self._rows[tables.DROP_RESULT].append((None, None, None, None, *key, state.attempt))
 

@@ -244,11 +244,11 @@ async def prepare(connection: Connection, mode: tables.Mode, shown: str) -> str:
             await connection.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
             if await connection.fetchval(_LACKS_TABLES):
                 await _create_tables(connection, shown)
-    found, store_id = await connection.fetchrow("SELECT format, store_id FROM plait_store")
-    if found != tables.FORMAT:
+    format_number, store_id = await connection.fetchrow("SELECT format, store_id FROM plait_store")
+    if format_number != tables.FORMAT:
         raise StoreUnusable(
-            f"the tables in {shown} have format {found}, but this plait reads format {tables.FORMAT}; name another "
-            "database"
+            f"the tables in {shown} have format {format_number}, but this plait reads format {tables.FORMAT}; name "
+            "another database"
         )
     return str(store_id)
 
@@ -284,25 +284,25 @@ _UPDATED: Final = ("texts", "runs", "tasks", "attempts", "accounts")
 async def obstacle(connection: Connection, shown: str) -> str | None:
     """Return why no run can be stored over the connection, in one line with the remedy; None if runs can be stored."""
     needed = [*((name, "INSERT") for name in tables.COLUMNS), *((name, "UPDATE") for name in _UPDATED)]
-    found = await connection.fetchrow(_FITNESS, *map(list, zip(*needed, strict=True)))
-    if found["encoding"] != "UTF8":
+    fitness = await connection.fetchrow(_FITNESS, *map(list, zip(*needed, strict=True)))
+    if fitness["encoding"] != "UTF8":
         return (
-            f"the database {shown} has the encoding {found['encoding']}, which cannot store every character; make one "
-            "with UTF8: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
+            f"the database {shown} has the encoding {fitness['encoding']}, which cannot store every character; make "
+            "one with UTF8: CREATE DATABASE name ENCODING 'UTF8' TEMPLATE template0"
         )
-    if found["is_standby"]:
+    if fitness["is_standby"]:
         return f"the server of {shown} is a standby, which can only be read; name the primary server"
     only_reads = "`plait runs`, `plait show` and `plait log` only read"
-    if found["is_read_only"]:
+    if fitness["is_read_only"]:
         return (
-            f"the role {found['role']} may only read in {shown}, because default_transaction_read_only is on; name "
+            f"the role {fitness['role']} may only read in {shown}, because default_transaction_read_only is on; name "
             f"another role, or switch it off; {only_reads}"
         )
-    if found["missing"]:
-        lacks = ", ".join(found["missing"][:3]) + (", ..." if len(found["missing"]) > 3 else "")
+    if fitness["missing"]:
+        lacks = ", ".join(fitness["missing"][:3]) + (", ..." if len(fitness["missing"]) > 3 else "")
         return (
-            f"the role {found['role']} may not write to {shown}: it lacks {lacks}; let the owner GRANT SELECT, INSERT, "
-            f"UPDATE, DELETE ON ALL TABLES IN SCHEMA {found['schema']} TO {found['role']}; {only_reads}"
+            f"the role {fitness['role']} may not write to {shown}: it lacks {lacks}; let the owner GRANT SELECT, "
+            f"INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {fitness['schema']} TO {fitness['role']}; {only_reads}"
         )
     return None
 
@@ -315,21 +315,21 @@ SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_
 
 async def durability_warnings(connection: Connection) -> tuple[str, ...]:
     """Return a line for each setting of the server under which acknowledged batches may be lost."""
-    found: list[str] = []
+    warnings: list[str] = []
     fsync, commit, synchronous, standbys = await connection.fetchrow(_DURABILITY)
     if fsync == "off":
-        found.append("fsync is off: a crash of the server's machine can damage the whole database")
+        warnings.append("fsync is off: a crash of the server's machine can damage the whole database")
     if commit == "off":
-        found.append("synchronous_commit is off: a crash of the server loses the last acknowledged batches")
+        warnings.append("synchronous_commit is off: a crash of the server loses the last acknowledged batches")
     if commit == "local" and synchronous:
-        found.append(
+        warnings.append(
             "synchronous_commit is local: no batch waits for the standby servers of synchronous_standby_names, and a "
             "failover loses the last acknowledged batches; set synchronous_commit to on"
         )
     # Without synchronous_standby_names every standby is asynchronous. A usual user reads NULL as its `sync_state`.
     if standbys and not synchronous:
-        found.append(
+        warnings.append(
             f"{standbys} standby servers are asynchronous: a failover loses the last acknowledged batches; "
             "set synchronous_standby_names"
         )
-    return tuple(found)
+    return tuple(warnings)

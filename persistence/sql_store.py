@@ -56,8 +56,8 @@ class SQLStore:
         return await self._read(list_runs, tables.LIST_RUNS, limit)
 
     async def list_claimable(self, limit: int = 50) -> tuple[RunRecord, ...]:
-        found = await self._read(list_runs, tables.LIST_CLAIMABLE, limit)
-        return tuple(run for run in found if not run.damaged)
+        runs = await self._read(list_runs, tables.LIST_CLAIMABLE, limit)
+        return tuple(run for run in runs if not run.damaged)
 
     async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
         return await self._read(list_tasks, run_id, only)
@@ -242,23 +242,23 @@ def _attempt(row: Row) -> AttemptRecord:
 
 def list_messages(run_id: str, task_id: str) -> Reading[tuple[MessageRecord, ...]]:
     messages = yield tables.LIST_MESSAGES, (run_id, task_id)
-    found = [
+    ordered = [
         (seq, part, attempt, role, _said(task_id, total, _whole(text, key, large), role), (tokens_in, tokens_out, at))
         for seq, part, attempt, role, at, tokens_in, tokens_out, total, key, text, large in messages
     ]
     for seq, attempt, at, tokens_in, tokens_out, prompt_sum, prompt_key, prompt, large_prompt, *result in (
         yield tables.LIST_EXCHANGES, (run_id, task_id)
     ):
-        asked = _said(task_id, prompt_sum, _whole(prompt, prompt_key, large_prompt))
-        found.append((seq, 0, attempt, "user", asked, (0, 0, at)))
+        prompt_text = _said(task_id, prompt_sum, _whole(prompt, prompt_key, large_prompt))
+        ordered.append((seq, 0, attempt, "user", prompt_text, (0, 0, at)))
         total, key, text, large, data = result
         if total is not None:  # else the answer was damaged, and was deleted
             answer = _said(task_id, total, _whole(text, key, large), data)
-            found.append((seq, 1, attempt, "assistant", answer, (tokens_in, tokens_out, at)))
-    found.sort(key=lambda message: message[:2])
+            ordered.append((seq, 1, attempt, "assistant", answer, (tokens_in, tokens_out, at)))
+    ordered.sort(key=lambda message: message[:2])
     return tuple(
         MessageRecord(task_id, position, attempt, role, content or "", *sent, damaged=content is None)
-        for position, (_, _, attempt, role, content, sent) in enumerate(found)
+        for position, (_, _, attempt, role, content, sent) in enumerate(ordered)
     )
 
 

@@ -122,12 +122,12 @@ def open_database(path: Path, mode: Mode, *, look_for_damage: bool = True) -> sq
 
 def _check_file(path: Path) -> None:
     try:
-        found = path.stat()
+        file_stat = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise StoreUnusable(f"{path} does not exist; check the path, or run something first") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(file_stat.st_mode):
         raise StoreUnusable(f"{path} is not a file; name a database file inside it instead")
-    if found.st_size == 0:
+    if file_stat.st_size == 0:
         raise StoreUnusable(f"{path} is empty, so it is not a store; remove it, or choose another path")
 
 
@@ -218,8 +218,8 @@ def find_damage(connection: sqlite3.Connection) -> str:
 
 def _tables(connection: sqlite3.Connection) -> frozenset[tuple[str, str | None]]:
     """Return the names and definitions, without the comments, which later versions of plait may improve."""
-    found = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
-    return frozenset((name, sql and " ".join(re.sub(r"--[^\n]*", "", sql).split())) for name, sql in found)
+    rows = connection.execute("SELECT name, sql FROM sqlite_schema").fetchall()
+    return frozenset((name, sql and " ".join(re.sub(r"--[^\n]*", "", sql).split())) for name, sql in rows)
 
 
 def _damaged(path: Path, reason: str) -> StoreUnusable:

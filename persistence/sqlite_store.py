@@ -223,10 +223,10 @@ class SQLiteStore(_OneConnection):
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            found = self.path.stat()
+            file_stat = self.path.stat()
         except OSError:
             return None
-        return (found.st_dev, found.st_ino) if found.st_size else None
+        return (file_stat.st_dev, file_stat.st_ino) if file_stat.st_size else None
 
 
 class _WholeFunctions:
@@ -389,8 +389,8 @@ def _rows_of(connection: sqlite3.Connection, reading: Reading[T]) -> T:
     try:
         statement, values = next(reading)
         while True:
-            given = [json.dumps(value) if isinstance(value, list) else value for value in values]
-            statement, values = reading.send(connection.execute(_in_sqlite(statement), given))
+            parameters = [json.dumps(value) if isinstance(value, list) else value for value in values]
+            statement, values = reading.send(connection.execute(_in_sqlite(statement), parameters))
     except StopIteration as done:
         return cast("T", done.value)
 

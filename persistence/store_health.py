@@ -107,8 +107,8 @@ def checksums(damaged: Sequence[str], results: int, messages: int) -> Finding:
     if not damaged:
         return Finding("checksums", Verdict.OK, f"all fit ({checked})")
     more = f" and {len(damaged) - MOST_NAMED} more" if len(damaged) > MOST_NAMED else ""
-    found = f"damaged: {', '.join(damaged[:MOST_NAMED])}{more} ({checked})"
-    return Finding("checksums", Verdict.BAD, found, "run these tasks again in a new run, or restore a copy")
+    text = f"damaged: {', '.join(damaged[:MOST_NAMED])}{more} ({checked})"
+    return Finding("checksums", Verdict.BAD, text, "run these tasks again in a new run, or restore a copy")
 
 
 def _wal(path: Path) -> Finding:

@@ -185,7 +185,7 @@ CREATE TABLE accounts (                  -- the limits of requests that several 
 def schema(words: Mapping[str, str]) -> str:
     """Return the statements that create the tables. `words` are the types and the kinds of tables of the dialect."""
     statuses = {"run_status": RUN_STATUSES, "task_status": TASK_STATUSES, "attempt_status": _ENDS}
-    return _SCHEMA.format_map({**words, **{name: _is_one_of("status", found) for name, found in statuses.items()}})
+    return _SCHEMA.format_map({**words, **{name: _is_one_of("status", values) for name, values in statuses.items()}})
 
 
 def _is_one_of(column: str, words: Iterable[str]) -> str:

@@ -151,17 +151,17 @@ def check_added(run_id: str, change: events.RunCreated | events.TasksAdded, stor
         raise Conflict(f"{what} names {change.added_by!r} as the adding task; the run has no such task")
 
 
-def conflict(run_id: str, change: Event, found: tuple[str, int] | None) -> Conflict:
+def conflict(run_id: str, change: Event, stored: tuple[str, int] | None) -> Conflict:
     """Return the error for a refused change.
 
-    `found` is the stored status and attempt of the task, or None if there is no such task.
+    `stored` is the stored status and attempt of the task, or None if there is no such task.
     """
     what = f"run {run_id!r}: {type(change).__name__}"
     task_id = getattr(change, "task_id", None)
-    if found is None:
+    if stored is None:
         return Conflict(f"{what} names task {task_id!r}, which the run does not have")
     attempt = getattr(change, "attempt", None)
     of_attempt = "" if attempt is None else f" (attempt {attempt})"
     return Conflict(
-        f"{what} of task {task_id!r}{of_attempt} does not follow: the task is {found[0]}, attempt {found[1]}"
+        f"{what} of task {task_id!r}{of_attempt} does not follow: the task is {stored[0]}, attempt {stored[1]}"
     )

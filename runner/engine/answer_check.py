@@ -120,8 +120,8 @@ class AnswerCheck:
             error = None if passes else _failed(condition, end)
         if error is None and self._command is not None:
             async with self._command.backend.check_slot():
-                found, error = await self._command.run(request, reply.text)
-            evidence += found
+                answer_evidence, error = await self._command.run(request, reply.text)
+            evidence += answer_evidence
         if error is None and self._check.judge is not None:
             outcome = await self._ask_judge(request, reply, priced, slot)
             ended = outcome.reply or outcome.error

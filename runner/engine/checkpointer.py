@@ -437,7 +437,7 @@ class Checkpointer:
             self._unstored.pop()  # the run keeps its owner: no other process takes it over in between
             self._told = min(self._told, len(self._unstored))
 
-    async def _close_gap(self, gap: Gap, kept: KeptEvents) -> StoreError | None:
+    async def _close_gap(self, gap: Gap, events: KeptEvents) -> StoreError | None:
         """Put the changes that the store has lost before the unstored changes. Return None, or the error if the store
         cannot be read, or has lost more than is kept.
         """
@@ -446,7 +446,7 @@ class Checkpointer:
         except StoreError as error:
             return error
         next_seq = 1 if record is None else record.last_seq + 1
-        again = kept.take_from(next_seq)
+        again = events.take_from(next_seq)
         if again is None:
             return Gap(
                 f"the store is behind: it has the changes of run {self._run_id} up to {next_seq - 1} only, and this "
@@ -495,9 +495,9 @@ class Checkpointer:
 
     def _take_off(self, count: int) -> None:
         """Take the first `count` events, which are stored or lost, off the unstored ones."""
-        taken, told = [self._unstored.popleft() for _ in range(count)], min(self._told, count)
-        self._untold += taken[told:]
-        self._told -= told
+        taken, announced = [self._unstored.popleft() for _ in range(count)], min(self._told, count)
+        self._untold += taken[announced:]
+        self._told -= announced
         self._again = max(0, self._again - count)
 
     def _record_loss(self, error: Conflict, count: int) -> None:
@@ -587,13 +587,13 @@ class KeptEvents:
 
     def take_from(self, seq: int) -> tuple[Event, ...] | None:
         """Return the kept events from number `seq` on, and drop all kept events; None if some are not kept."""
-        kept = tuple(chain.from_iterable(batch for _, batch, _ in self._batches))
+        events = tuple(chain.from_iterable(batch for _, batch, _ in self._batches))
         count = self._next_seq - seq
-        if not 0 < count <= len(kept):
+        if not 0 < count <= len(events):
             return None
         self._batches.clear()
         self._size, self._next_seq = 0, seq
-        return kept[len(kept) - count :]
+        return events[len(events) - count :]
 
 
 _FIXED = 200

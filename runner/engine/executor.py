@@ -477,9 +477,9 @@ class Executor:
 
     def _ask_for_money(self, position: int, way: Way, worst: float) -> list[events.Event]:
         assert self._workers is not None
-        asked = self.outcomes.ask_for_money(position, way, worst)
+        is_asked = self.outcomes.ask_for_money(position, way, worst)
         self._questions.begin(self._workers, position, self._state.asking[position])
-        return asked
+        return is_asked
 
     @property
     def _is_budget_asked(self) -> bool:

@@ -90,20 +90,20 @@ class _Delivery:
 
 def _deliveries(notes: Sequence[NoteRecord]) -> dict[tuple[int, int], _Delivery]:
     """Return what the notes tell, by the number of the target and of the event."""
-    found: dict[tuple[int, int], _Delivery] = {}
+    deliveries: dict[tuple[int, int], _Delivery] = {}
     for note in notes:
         if note.kind != NOTICE:
             continue
         try:
             body = json.loads(note.body)
-            one = found.setdefault((body["to"], body["event"]), _Delivery())
+            one = deliveries.setdefault((body["to"], body["event"]), _Delivery())
             if "end" in body:
                 one.is_over = True
             elif body["try"] == one.tries + 1:
                 one.tries, one.by, one.last = one.tries + 1, body["by"], parse_time(note.at)
         except (ValueError, TypeError, KeyError, AttributeError):  # not ours, as a part of a file that anyone may write
             continue
-    return found
+    return deliveries
 
 
 async def send_due(store: Store, run_id: str, targets: Sequence[NotifyTarget | None], clock: Clock) -> float | None:
@@ -112,14 +112,14 @@ async def send_due(store: Store, run_id: str, targets: Sequence[NotifyTarget | N
 
     Raises StoreError. A cancelled call leaves the tries under way without an end, and another one repeats them.
     """
-    told = await _told(store, run_id, targets)
-    deliveries = _deliveries(await store.list_notes(run_id)) if told else {}
+    occasions = await _told(store, run_id, targets)
+    deliveries = _deliveries(await store.list_notes(run_id)) if occasions else {}
     later: list[float] = []
     failures: list[StoreError] = []
 
     async def serve(to: int, target: NotifyTarget) -> None:
         try:
-            for event, word in told:
+            for event, word in occasions:
                 one = deliveries.get((to, event.seq), _Delivery())
                 if word not in target.on or one.is_over:
                     continue
@@ -145,25 +145,25 @@ async def _told(
     store: Store, run_id: str, targets: Sequence[NotifyTarget | None]
 ) -> list[tuple[EventRecord, NoticeWord]]:
     """Return the events that a target asks for, in their order, with what each is told as."""
-    asked = {word for target in targets if target is not None for word in target.on}
-    found: list[tuple[EventRecord, NoticeWord]] = []
+    wanted = {word for target in targets if target is not None for word in target.on}
+    candidates: list[tuple[EventRecord, NoticeWord]] = []
     for kind, words in _WORDS.items():
         after = 0
-        while not asked.isdisjoint(words):
+        while not wanted.isdisjoint(words):
             page = await store.list_events(run_id, after, _PAGE, kind)
-            found.extend((event, words[0]) for event in page)
+            candidates.extend((event, words[0]) for event in page)
             if len(page) < _PAGE:
                 break
             after = page[-1].seq
     for_money: set[tuple[str | None, int | None]] = set()
-    for task_id in {event.task_id for event, word in found if word == "question"}:
+    for task_id in {event.task_id for event, word in candidates if word == "question"}:
         attempts = await store.list_attempts(run_id, task_id)
         for_money |= {(one.task_id, one.attempt) for one in attempts if one.backend == BUDGET}
-    told: list[tuple[EventRecord, NoticeWord]] = [
+    occasions: list[tuple[EventRecord, NoticeWord]] = [
         (event, "budget" if word == "question" and (event.task_id, event.attempt) in for_money else word)
-        for event, word in found
+        for event, word in candidates
     ]
-    return sorted(told, key=lambda one: one[0].seq)
+    return sorted(occasions, key=lambda one: one[0].seq)
 
 
 async def _try(
@@ -182,8 +182,8 @@ async def _try(
     me = secrets.token_hex(8)
 
     async def note(**body: object) -> None:
-        told = to_json({"to": to, "event": event.seq, **body})
-        await store.send(run_id, Note(NOTICE, iso(clock.wall()), None, told))
+        body_json = to_json({"to": to, "event": event.seq, **body})
+        await store.send(run_id, Note(NOTICE, iso(clock.wall()), None, body_json))
 
     await note(**{"try": number, "by": me})
     one = _deliveries(await store.list_notes(run_id)).get((to, event.seq), _Delivery())

@@ -98,7 +98,7 @@ async def _execute_stored(run: LiveRun, store: Store) -> RunResult:
                 await checkpointer.submit(run.first_events).wait()
             run.first_events = ()  # they hold the whole DAG once more
             if checkpointer.fatal is None:
-                await _kill_orphans(run, kept=run.adopted)
+                await _kill_orphans(run, spared=run.adopted)
                 began = True
                 async with anyio.create_task_group() as beside:
                     beside.start_soon(renew, checkpointer, options.lease, options.clock)
@@ -240,15 +240,15 @@ def _throttled(run: LiveRun) -> dict[int, Pause]:
     """Return the pause of each pending task whose last attempt was throttled in an earlier process; without an end if
     that was the attempt before, and the last one, perhaps the probe, was cut.
     """
-    times, state, found = run.next_tries, run.state, dict[int, Pause]()
+    times, state, pauses = run.next_tries, run.state, dict[int, Pause]()
     for i, record in enumerate(state.records):
         if state.statuses[i] is not TaskStatus.PENDING:
             continue
         if record.error_kind in THROTTLING:
-            found[i] = Pause(times.get(i, 0.0), record.error_kind or "", probe=True)
+            pauses[i] = Pause(times.get(i, 0.0), record.error_kind or "", probe=True)
         elif record.error_kind is None and state.was_throttled(i):
-            found[i] = Pause(probe=True)
-    return found
+            pauses[i] = Pause(probe=True)
+    return pauses
 
 
 def _report_away(run: LiveRun, host: str, since: float | None, reason: str, tasks: tuple[str, ...]) -> None:
@@ -273,10 +273,10 @@ async def _end_interrupted(run: LiveRun, checkpointer: Checkpointer) -> None:
             await _kill_orphans(run)
 
 
-async def _kill_orphans(run: LiveRun, kept: Iterable[int] = ()) -> None:
-    """End the orphans of earlier processes of a resumed run, except the attempts of the tasks at `kept`."""
+async def _kill_orphans(run: LiveRun, spared: Iterable[int] = ()) -> None:
+    """End the orphans of earlier processes of a resumed run, except the attempts of the tasks at `spared`."""
     if run.resumed:
-        keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in kept]
+        keep = [(run.state.dag.tasks[position].id, run.state.attempts[position]) for position in spared]
         await kill_orphans(run.options.store, run.run_id, keep)
 
 

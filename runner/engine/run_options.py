@@ -225,8 +225,8 @@ def unbounded(store: Store) -> Store:
 
 def server_of(store: object) -> ServerStore | None:
     """Return `store`, or the store that it wraps and names as its `server`; None without a server."""
-    found = getattr(store, "server", store)
-    return found if isinstance(found, ServerStore) else None
+    server = getattr(store, "server", store)
+    return server if isinstance(server, ServerStore) else None
 
 
 class _Bounded:
@@ -464,8 +464,8 @@ def default_backend(named: Mapping[str, Backend], default: str | None, *, given:
     if default is not None and default not in named:
         raise ValueError(f"default names {default!r}, which is no backend of this runner{nearest(default, named)}")
     if default is None:
-        asked = [name for name, backend in named.items() if Abilities.of(backend).allows is None]
-        default = asked[0] if not given and len(asked) == 1 else DEFAULT_BACKEND
+        candidates = [name for name, backend in named.items() if Abilities.of(backend).allows is None]
+        default = candidates[0] if not given and len(candidates) == 1 else DEFAULT_BACKEND
     return default
 
 
@@ -578,10 +578,10 @@ def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> It
     blank prompt that it needs.
     """
     if task.options is not OWN_OPTIONS or task.cwd is not None or task.env or task.shared:
-        known = Abilities.of(backend).adjustable
+        adjustable = Abilities.of(backend).adjustable
         for setting in given_settings(task):
-            if setting not in known:
-                yield Problem(no_such_setting(name, setting, known), task.id, setting, None, position)
+            if setting not in adjustable:
+                yield Problem(no_such_setting(name, setting, adjustable), task.id, setting, None, position)
     if task.call is not None:
         return
     # Not by way of `Abilities`: a run may have a million tasks.

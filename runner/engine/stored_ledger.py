@@ -131,10 +131,10 @@ class StoredLedger:
         """Return the result of the function; None if the store is away: `missed` is then done before the next one. What
         the row was told is known here too, also by a cancelled call: what it was granted goes back.
         """
-        told, self._missed = self._missed, []
+        batch, self._missed = self._missed, []
 
         def both(row: Row, now: float) -> T:
-            for each in told:
+            for each in batch:
                 each(row, now)
             return function(row, now)
 
@@ -146,7 +146,7 @@ class StoredLedger:
             if not self._is_away:
                 logger().warning("account_unreachable", account=self._account, error=str(error))
             self._is_away = True
-            self._missed = [*told, *self._missed, *([] if missed is None else [missed])]
+            self._missed = [*batch, *self._missed, *([] if missed is None else [missed])]
             return None
         self._is_away = False
         return result

@@ -113,10 +113,10 @@ async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecor
     refused: RunRecord | None = None
     for run in await store.list_runs(MOST_RUNS_SEARCHED):
         if not run.damaged and shown_status(run) in wanted:
-            found = await store.get_run(run.run_id)
-            if found is not None and stores_backends(found):
-                return found
-            refused = refused or found
+            record = await store.get_run(run.run_id)
+            if record is not None and stores_backends(record):
+                return record
+            refused = refused or record
     if refused is not None:  # `resume` prints the reason
         return refused
     kinds = "queued, interrupted, parked, waiting" + (" or failed" if retry_failed else " for a person")
@@ -305,8 +305,8 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     if notes := await run.store.list_notes(record.run_id) if run.status in RUN_DONE else run.notes:
         live.tuning = Tuning.of(notes)
     if live.tuning.changes:
-        told = [one async for one in stored_events(run.store, record.run_id, events.RunTuned)]
-        news = live.tuning.news_since(Tuning().after(told))
+        tunings = [one async for one in stored_events(run.store, record.run_id, events.RunTuned)]
+        news = live.tuning.news_since(Tuning().after(tunings))
         still = [one for one in live.tuning.in_force if one not in news]
         new_events += [replace(one, at=at) for one in news]
     live.owner, live.position = await acquire(options, run.store, record, new_events)
@@ -335,14 +335,14 @@ async def _budget(options: RunOptions, run: StoredRun, raises: list[events.Budge
     """Return the budget of the run, with `raises` and, if it is higher, with the one of `options`, which is added to
     `raises`. None without a limit. Raises StoreError.
     """
-    settings, given = read_settings(run.record), options.budget
-    budget = await stored_budget(run.store, run.record.run_id, settings, run.state.dag, is_limited=given is not None)
+    settings, limit = read_settings(run.record), options.budget
+    budget = await stored_budget(run.store, run.record.run_id, settings, run.state.dag, is_limited=limit is not None)
     if budget is None:
         return None
     for raised in raises:
         budget.set_limit(raised)
-    if given is not None and (budget.usd == inf or given > budget.usd):
-        raises.append(events.BudgetRaised(at, given))
+    if limit is not None and (budget.usd == inf or limit > budget.usd):
+        raises.append(events.BudgetRaised(at, limit))
         budget.set_limit(raises[-1])
     return budget
 
@@ -383,8 +383,8 @@ def _policy(run: StoredRun, own: Policy | None) -> Policy | None:
 
 async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) -> list[str]:
     """Return the ids of the tasks that ended after the last question to the policy; tasks in `new_events` come last."""
-    told = events_after(run.store, run.record.run_id, run.record.policy_seq)
-    ended = {one.task_id: None async for one in told if one.kind in TASK_RESULTS and one.task_id is not None}
+    later_events = events_after(run.store, run.record.run_id, run.record.policy_seq)
+    ended = {one.task_id: None async for one in later_events if one.kind in TASK_RESULTS and one.task_id is not None}
     ended |= {event.task_id: None for event in new_events if isinstance(event, events.TaskFailed)}
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 

@@ -591,8 +591,8 @@ def _under_way(task: Task, record: TaskRecord, *, died: bool) -> ResumeStep:
     if died and deaths % MOST_DEATHS == 0:
         return ResumeStep(task.id, ResumeAction.ASK, crash_question(deaths))
     if record.session_confirmed:
-        known = f"{reason}; session {record.session_id} is known"
-        return ResumeStep(task.id, ResumeAction.CONTINUE, known, possibly_billed_twice=True)
+        why = f"{reason}; session {record.session_id} is known"
+        return ResumeStep(task.id, ResumeAction.CONTINUE, why, possibly_billed_twice=True)
     return ResumeStep(task.id, ResumeAction.START_OVER, reason + _from_where(record), possibly_billed_twice=True)
 
 

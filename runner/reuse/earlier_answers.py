@@ -163,9 +163,9 @@ class EarlierAnswers:
 
     def _of_earlier_run(self, before: AnswerKeys, state: RunState, position: int) -> EarlierAnswer | None:
         task = state.dag.tasks[position]
-        found = self._of_plan.get(task.id)
-        if found is not None and found[0] is task:
-            return found[1]
+        match = self._of_plan.get(task.id)
+        if match is not None and match[0] is task:
+            return match[1]
         run, after = self._run, self.keys_of(state)
         assert run is not None
         results, tasks = before.state.results, before.state.dag.tasks
@@ -426,8 +426,8 @@ async def _asked_persons(run: StoredRun) -> set[int]:
     persons = {position for position in state.answers if state.statuses[position] is TaskStatus.COMPLETED}
     if reuse is not None and (reuse.roots is not None or reuse.keep_answers):
         attempts = await run.store.list_attempts(run.record.run_id)
-        kept = [each.task_id for each in attempts if each.backend == GIVEN or each.backend.startswith(KEPT)]
-        persons.update(map(state.dag.position, kept))
+        task_ids = [each.task_id for each in attempts if each.backend == GIVEN or each.backend.startswith(KEPT)]
+        persons.update(map(state.dag.position, task_ids))
     return persons
 
 

@@ -223,8 +223,8 @@ def _follow_clock(row: Row, now: float) -> None:
 
 
 def _each(limits: RateLimits) -> dict[str, float]:
-    given = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
-    return {name: limit for name, limit in given.items() if limit is not None}
+    limits_by_name = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
+    return {name: limit for name, limit in limits_by_name.items() if limit is not None}
 
 
 def _bucket(row: Row, name: str, per_minute: float, opens: float) -> TokenBucket:

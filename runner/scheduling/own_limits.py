@@ -61,9 +61,9 @@ class RateLimits:
 
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute"):
-            given = getattr(self, name)
-            if given is not None and not 1 <= given < float("inf"):
-                raise ValueError(f"{name} must be at least 1, not {given}")
+            number = getattr(self, name)
+            if number is not None and not 1 <= number < float("inf"):
+                raise ValueError(f"{name} must be at least 1, not {number}")
         if self.usd_per_day is not None and not 0 < self.usd_per_day < inf:
             raise ValueError(f"usd_per_day must be above 0, not {self.usd_per_day}")
 

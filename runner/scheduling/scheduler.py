@@ -645,8 +645,8 @@ class Scheduler:
         person decides about it; None if one may be called now.
         """
         times = [one.account.opens_at for one in (queue, *self._spares.get(queue, ()))]
-        known = [time for time in times if time is not None]
-        return min(known) if len(known) == len(times) else None
+        opening_times = [time for time in times if time is not None]
+        return min(opening_times) if len(opening_times) == len(times) else None
 
     @property
     def exhausted(self) -> bool:
@@ -657,8 +657,8 @@ class Scheduler:
 
     def _waits_for_person(self, queue: ReadyQueue) -> bool:
         """Return whether the tasks of `queue` can only start once a person has answered a task of this run."""
-        asked = [self._queues[name] for name in self._asking_credit.values()]
-        return all(one in asked for one in (queue, *self._spares.get(queue, ())))
+        queues = [self._queues[name] for name in self._asking_credit.values()]
+        return all(one in queues for one in (queue, *self._spares.get(queue, ())))
 
     def _load(self, statuses: Sequence[TaskStatus], later: Collection[int], throttled: Mapping[int, Pause]) -> None:
         self._joins.enter(0, statuses)

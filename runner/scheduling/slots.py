@@ -586,11 +586,11 @@ def spares_of(or_else: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]
     the spares of each other.
     """
 
-    def walk(name: str, found: dict[str, None]) -> dict[str, None]:
+    def walk(name: str, names: dict[str, None]) -> dict[str, None]:
         for spare in or_else.get(name, ()):
-            if spare not in found:
-                found[spare] = None
-                walk(spare, found)
-        return found
+            if spare not in names:
+                names[spare] = None
+                walk(spare, names)
+        return names
 
     return {name: tuple(one for one in walk(name, {}) if one != name) for name, spares in or_else.items() if spares}

@@ -64,13 +64,13 @@ def counted_cost(
 
     `is_cut`: the attempt was ended from outside, or with its process, so that its `usage` may lack a part.
     """
-    known = usage.cost_usd or 0.0
+    cost = usage.cost_usd or 0.0
     is_known = usage.cost_usd is not None and not usage.cost_is_partial
     if usage.cost_usd is None and not usage.cost_is_unknown:  # no usage was reported
         is_known = error_kind in _REFUSALS
     if (is_known and not is_cut) or not reserved_usd:
-        return known, True
-    return max(known, reserved_usd), False
+        return cost, True
+    return max(cost, reserved_usd), False
 
 
 @dataclass(slots=True, eq=False)

@@ -275,8 +275,8 @@ class RunState:
         position = self.dag.position(task_id)
         if position in self._prompts:
             result = self._results[position]
-            said = Reply(result.text, usage=result.usage).turn(self._prompts[position])
-            return History(result.session_id, said)
+            turn = Reply(result.text, usage=result.usage).turn(self._prompts[position])
+            return History(result.session_id, turn)
         return self._conversations.get(position)
 
     def _look(self, position: int, before: str | None = None) -> None:
@@ -512,7 +512,7 @@ class RunState:
             self._refusals[position] += 1
         goes_on = continuation is not None and continuation.interrupted
         task_id, number, kind = self.dag.tasks[position].id, self._attempts[position], error.kind.value
-        message, said, traceback = error.message, error.messages, error.traceback
+        message, messages, traceback = error.message, error.messages, error.traceback
         return events.TaskRetried(
             at,
             task_id,
@@ -522,7 +522,7 @@ class RunState:
             delay_s=delay_s,
             duration_s=duration_s,
             usage=error.usage,
-            messages=said,
+            messages=messages,
             continues_session=goes_on,
             traceback=traceback,
         )
@@ -693,8 +693,8 @@ class RunState:
                 adopted=gone.adopted + (position in self._adopted),
             )
             self._started[position] = False
-            for kept in by_task:
-                kept.pop(position, None)
+            for values in by_task:
+                values.pop(position, None)
         self._freed_summary = gone
         self._adopted.difference_update(positions)
         self.dag.free(positions)
@@ -794,8 +794,8 @@ class RunState:
             return
         if (prompt := self._prompts.get(position)) is not None:
             size = len(prompt)
-        elif (kept := self._conversations.get(position)) is not None:
-            size = sum(len(message.content) for message in kept.own_messages)
+        elif (conversation := self._conversations.get(position)) is not None:
+            size = sum(len(message.content) for message in conversation.own_messages)
         else:
             return
         size += _ENTRY_SIZE

@@ -32,9 +32,9 @@ async def load_history(store: Store, run_id: str, state: RunState, task_id: str,
     """
     links, messages = [task_id], list[Message]()
     while (before := await _continued_task(store, run_id, state, links[-1])) is not None:
-        kept = state.conversation(before)
-        if kept is not None:
-            messages += kept.messages
+        conversation = state.conversation(before)
+        if conversation is not None:
+            messages += conversation.messages
             break
         links.append(before)
     for link in reversed(links):
@@ -119,9 +119,9 @@ async def load_answered_messages(
     """Return the messages of `task_id` up to the last answered question, or up to the question open since attempt
     `open_in`. Messages of continued tasks are not included. Raises StoreError; PlaitError if a message is damaged.
     """
-    asked = state.asked_in(task_id) | ({open_in} if open_in is not None else set[int]())
+    attempts = state.asked_in(task_id) | ({open_in} if open_in is not None else set[int]())
     stored = await store.list_messages(run_id, task_id)
-    return tuple(_messages(run_id, (record for record in stored if record.attempt in asked)))
+    return tuple(_messages(run_id, (record for record in stored if record.attempt in attempts)))
 
 
 async def load_continuation(
@@ -139,14 +139,14 @@ async def load_continuation(
     return Continuation(task.session_id, messages, answer, wrong, interrupted, refused)
 
 
-async def _refused(store: Store, run_id: str, task: TaskRecord, asked: int) -> tuple[tuple[Message, ...], str | None]:
-    """Return the messages of the attempts after number `asked` whose answers were refused in the task's session, and
+async def _refused(store: Store, run_id: str, task: TaskRecord, after: int) -> tuple[tuple[Message, ...], str | None]:
+    """Return the messages of the attempts after number `after` whose answers were refused in the task's session, and
     the prompt for the correction of the last one; () and None if no such attempt exists.
     """
     refused: list[AttemptRecord] = []
     for attempt in reversed(await store.list_attempts(run_id, task.task_id)):
         reopened = attempt.status in {AttemptStatus.FAILED, AttemptStatus.COMPLETED}
-        if attempt.session_id != task.session_id or attempt.attempt <= asked or reopened:
+        if attempt.session_id != task.session_id or attempt.attempt <= after or reopened:
             break
         if attempt.status == AttemptStatus.RETRIED and is_refusal(attempt.error):
             refused.append(attempt)

@@ -136,13 +136,13 @@ class StoredPolicy:
 
 def stored_targets(run: RunRecord) -> tuple[NotifyTarget | None, ...]:
     """Return where the notices of the run go, None in place of each that this version of plait cannot read."""
-    found: list[NotifyTarget | None] = []
+    targets: list[NotifyTarget | None] = []
     for form in read_settings(run).get(NOTIFY) or ():
         try:
-            found.append(NotifyTarget.of(form))
+            targets.append(NotifyTarget.of(form))
         except (ValueError, AttributeError):
-            found.append(None)
-    return tuple(found)
+            targets.append(None)
+    return tuple(targets)
 
 
 PolicyEnd: TypeAlias = Literal[RunStatus.COMPLETED, RunStatus.FAILED]
@@ -291,13 +291,13 @@ async def _tasks_to_load(store: Store, run: RunRecord, file: RowsFile) -> tuple[
     """Return the tasks of no row, of the first row, after which those of others are made, and of each row that is not
     done.
     """
-    found: list[TaskRecord] = []
+    tasks: list[TaskRecord] = []
     async for page in pages_of_tasks(store, run, file):
         is_done = [task.status in _COMPLETED_OR_SKIPPED and not task.damaged for task in page]
         for first in range(0, len(page), file.width):
-            if len(found) <= file.first or not all(is_done[first : first + file.width]):
-                found += page[first : first + file.width]
-    return tuple(found)
+            if len(tasks) <= file.first or not all(is_done[first : first + file.width]):
+                tasks += page[first : first + file.width]
+    return tuple(tasks)
 
 
 _COMPLETED_OR_SKIPPED = frozenset({TaskStatus.COMPLETED.value, TaskStatus.SKIPPED.value})
@@ -309,8 +309,8 @@ async def with_notes(run: StoredRun) -> StoredRun:
         return run
     run_id = run.record.run_id
     notes = await run.store.list_notes(run_id)
-    asked = not ended and (run.status is RunStatus.CANCELLING or await asks_for_cancel(run.store, run_id, notes))
-    return replace(run, notes=notes, to_be_cancelled=asked)
+    has_cancel = not ended and (run.status is RunStatus.CANCELLING or await asks_for_cancel(run.store, run_id, notes))
+    return replace(run, notes=notes, to_be_cancelled=has_cancel)
 
 
 CANCEL = "cancel"
@@ -524,8 +524,8 @@ def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...], plan: DAG | None =
     """
     try:
         settings = read_settings(run)
-        if (found := settings.get("format")) != SETTINGS_FORMAT:
-            raise _of_another_format(run, found)
+        if (format_number := settings.get("format")) != SETTINGS_FORMAT:
+            raise _of_another_format(run, format_number)
         growth = GrowthLimits(**settings["growth"]) if "growth" in settings else None
         mine = [decode_task(record) if (same := _same(record, plan)) is None else same for record in tasks]
         inputs = settings.get("inputs", {})
@@ -560,10 +560,10 @@ def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[
     return parts
 
 
-def _of_another_format(run: RunRecord, found: object) -> StoreError:
+def _of_another_format(run: RunRecord, format_number: object) -> StoreError:
     maker, advice = "a development version of plait", "Start a new run"
-    if isinstance(found, int) and found > SETTINGS_FORMAT:
+    if isinstance(format_number, int) and format_number > SETTINGS_FORMAT:
         maker, advice = "a newer plait", "Upgrade plait"
-    made = f"{maker} ({'no format' if found is None else f'format {found!r}'})"
+    made = f"{maker} ({'no format' if format_number is None else f'format {format_number!r}'})"
     reads = f"this plait reads format {SETTINGS_FORMAT} only"
     return StoreError(f"run {run.run_id!r} was stored by {made}; {reads}. {advice}")
