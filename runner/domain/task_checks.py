@@ -147,6 +147,8 @@ class Checks:
         self._dependencies = dependencies
         self._dependents = dependents
         self._hints = MOST_HINTS
+        self._faulty: set[tuple[int, str]] = set()
+        """The fields with a mistake of their own, by the position of their task: what such a text names is not checked."""
         self._schemas: dict[int, str | None] = {}
         self.named: list[tuple[int, int]] = []
         """Pairs of positions: the prompt of the second task names the first, an indirect upstream task. Filled by
@@ -207,6 +209,7 @@ class Checks:
                 if not right or not all(map(operator.is_, settings, right)):
                     faults = [*self._field_problems(task)]
                     problems += (Problem(message, task.id, field, None, position) for field, message in faults)
+                    self._faulty.update((position, field) for field, _ in faults)
                     # Of a task with `for_each` the id counts, too.
                     right = () if faults or task.for_each is not None else settings
             self._dependencies.append(tuple(upstream))
@@ -342,6 +345,8 @@ class Checks:
                 is_items = field == "prompt" and task.item is not None and names.names == _ITEM
                 if is_items and not (names.results or names.inputs or mistakes):
                     continue  # as most prompts of parts
+                if (position, field) in self._faulty:
+                    continue
                 yield from self._text_problems(_Text(task, position, field), text, names, mistakes)
             for name in task.arguments:
                 yield from self._name_problem(_Text(task, position, "backend"), name)

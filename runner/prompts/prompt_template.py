@@ -295,13 +295,13 @@ def named_texts(
     )
     for field, words in texts:
         for word in words:
-            if isinstance(word, str) and "{" in word and is_utf8(word):
+            if isinstance(word, str) and "{" in word:
                 yield field, word, *parse_names(word)
     for text, names, mistakes in () if check is None else check_texts(check):
         yield "check", text, names, mistakes
     for text in filter(is_utf8, () if call is None else call.texts):
         yield "with", text, *parse_names(text)
-    if isinstance(task.when, str) and is_utf8(task.when):
+    if isinstance(task.when, str):
         yield "when", task.when, *condition_names(task.when)
 
 
