@@ -148,7 +148,7 @@ class Checks:
         self._dependents = dependents
         self._hints = MOST_HINTS
         self._faulty: set[tuple[int, str]] = set()
-        """The fields with a mistake of their own, by the position of their task: what such a text names is unchecked."""
+        """The fields with a mistake of their own, by the position of their task; what they name is not checked."""
         self._schemas: dict[int, str | None] = {}
         self.named: list[tuple[int, int]] = []
         """Pairs of positions: the prompt of the second task names the first, an indirect upstream task. Filled by
