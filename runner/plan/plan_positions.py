@@ -69,10 +69,10 @@ class Source:
             inner(self.values),
             inner(self.keys),
             {*inner(dict.fromkeys(self.blocks))},
-            self.problems,
-            {*inner(dict.fromkeys(self.wrong))},
-            (*self.within, *path),
-            inner(self.file_lines),
+            problems=self.problems,
+            wrong={*inner(dict.fromkeys(self.wrong))},
+            within=(*self.within, *path),
+            file_lines=inner(self.file_lines),
         )
 
     def complain(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> None:
