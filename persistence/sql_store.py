@@ -215,11 +215,11 @@ def _task(run_id: str, row: Row) -> TaskRecord:
     if is_damaged:
         text = data = None
     upstream = () if edges == "[]" else tuple(json.loads(edges))
-    # By position: keyword arguments take a third longer over 10,000 tasks.
     return TaskRecord(
-        task_id, position, prompt, upstream, backend, spec, status, attempt, text, data, error_kind, error, session_id,
-        _usage(usage), took, started_at, ended_at, is_damaged, crashes, confirmed == 1, question, asked, answers,
-        added_by,
+        task_id, position, prompt, upstream, backend, spec, status=status, attempt=attempt, text=text, data=data,
+        error_kind=error_kind, error=error, session_id=session_id, usage=_usage(usage), duration_s=took,
+        started_at=started_at, ended_at=ended_at, damaged=is_damaged, crashes=crashes,
+        session_confirmed=confirmed == 1, question=question, asked=asked, answers=answers, added_by=added_by,
     )
     # fmt: on
 
