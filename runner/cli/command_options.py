@@ -136,17 +136,17 @@ _ANSWER = _Text("answer", has_words=False)
 
 def _assignments(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Return the values of an option NAME=VALUE, by name. Raises BadParameter."""
-    given: dict[str, str] = {}
+    values_by_name: dict[str, str] = {}
     for option in values:
         name, equals, text = option.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{option!r} is not name=value")
         if not is_utf8(option):
             raise click.BadParameter(f"the value of {name} is not text in UTF-8")
-        if name in given:
+        if name in values_by_name:
             raise click.BadParameter(f"{name} is given twice")
-        given[name] = text
-    return given
+        values_by_name[name] = text
+    return values_by_name
 
 
 def _slots_by_name(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -194,10 +194,10 @@ def _age(_context: click.Context, _parameter: click.Parameter, value: str | None
     """Return the seconds of an age such as 30d. Raises BadParameter."""
     if value is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,6})([mhd])", value)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,6})([mhd])", value)
+    if match is None:
         raise click.BadParameter(f"{value!r} is not an age such as 30d, 12h or 45m")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 # Options of several commands.

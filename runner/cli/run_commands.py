@@ -394,9 +394,9 @@ def _announce_reuse(
             f"{named_tasks(effects)} completed in {preview.like} and would run again, with effects; --again allows it, "
             f"--dry-run shows every task"
         )
-    told = _tell_paid_again(preview) if options.quiet else _summarize_reuse(preview)
-    if told is not None:
-        print_note(told)
+    notice = _tell_paid_again(preview) if options.quiet else _summarize_reuse(preview)
+    if notice is not None:
+        print_note(notice)
     return None
 
 

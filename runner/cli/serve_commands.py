@@ -359,8 +359,8 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
 
 def _print_taken(goes_on: str, stays: str, run_id: str, error: PlaitError | None) -> None:
     """Say that a run goes on, or what keeps it from it."""
-    said = goes_on if error is None else f"{stays}: {as_line(str(error), 300)}"
-    print_note(said.replace("RUN", f"run {as_line(run_id)}", 1))
+    outcome = goes_on if error is None else f"{stays}: {as_line(str(error), 300)}"
+    print_note(outcome.replace("RUN", f"run {as_line(run_id)}", 1))
 
 
 _print_taken_up = partial(_print_taken, "took up RUN", "RUN is left as it is")

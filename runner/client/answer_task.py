@@ -163,9 +163,9 @@ async def answer_question(
             raise AnswerConflict(too_late(run_id, task_id, asking, noted=False))
         owner = run.record.owner
         if owner_is_gone(run.record):
-            given, at = asking.checked(value), iso(config.clock.wall())
-            raises = raise_of(asking, task_id, given, at)
-            answered = run.state.answer(run.state.dag.position(task_id), at, given, "person")
+            answer, at = asking.checked(value), iso(config.clock.wall())
+            raises = raise_of(asking, task_id, answer, at)
+            answered = run.state.answer(run.state.dag.position(task_id), at, answer, "person")
             try:
                 await with_lease(config, run, [answered, *raises], under_way(run.tasks))  # claim, write, release
             except RunOwned:

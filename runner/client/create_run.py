@@ -258,10 +258,8 @@ async def create_run(
     backend_names(dag, config)
     budget = config.budget if budget is None else budget
     settings = {**settings, **_requested(config, budget)}
-    at, stored_settings = (
-        iso(config.clock.wall()),
-        {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)},
-    )
+    at = iso(config.clock.wall())
+    stored_settings = {**settings, **slot_settings(config), ANSWER_KEYS: answer_keys(config)}
     stored_settings |= {} if priority is None else {PRIORITY: priority}
     if key is not None:
         run_id = run_id_of(key)

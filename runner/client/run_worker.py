@@ -161,11 +161,11 @@ async def start_process(run_id: str, store: Store, place: StorePlace, *, park: b
     """
     environment = {**os.environ, STORE_VARIABLE: place.dsn if isinstance(place, ServerAddress) else str(place)}
     words = [sys.executable, "-m", "plait", "resume", run_id, "-q", *(["--park"] if park else [])]
-    with TemporaryFile() as said:
+    with TemporaryFile() as errors:
         files = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-            (os.POSIX_SPAWN_DUP2, said.fileno(), 2),
+            (os.POSIX_SPAWN_DUP2, errors.fileno(), 2),
         ]
         pid = os.posix_spawn(sys.executable, words, environment, file_actions=files, setsid=True)  # noqa: ASYNC221 - asyncio would end it with the loop
         while True:
@@ -174,6 +174,6 @@ async def start_process(run_id: str, store: Store, place: StorePlace, *, park: b
             if record is None or RunStatus(record.status) is not RunStatus.QUEUED:
                 return None, ""
             if ended:
-                said.seek(0)
-                return os.waitstatus_to_exitcode(status), said.read().decode(errors="replace").strip()
+                errors.seek(0)
+                return os.waitstatus_to_exitcode(status), errors.read().decode(errors="replace").strip()
             await anyio.sleep(_LOOK_S)

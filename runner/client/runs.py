@@ -828,8 +828,8 @@ class Runs:
         has come, which is the time until which it is parked or the deadline of a question; at once after an answer; and
         after the death of its process. All other runs wait for a person, or for a worker. Raises StoreError.
         """
-        found = await self._store.list_claimable(MOST_RUNS_SEARCHED)
-        return [run for run in found if await self._is_due(run, now)]
+        records = await self._store.list_claimable(MOST_RUNS_SEARCHED)
+        return [run for run in records if await self._is_due(run, now)]
 
     async def _is_due(self, run: RunRecord, now: float) -> bool:
         if run.owner is None and ((due := due_at(run)) is None or due > now):

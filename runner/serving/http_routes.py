@@ -766,8 +766,8 @@ class PageApi:
             run_id, task_id, attempt = linked_question(os.environ, given.link)
         except ValueError as error:
             raise HTTPException(403, str(error)) from None
-        asked = await self._runs.questions(run_id)
-        question = next((one for one in asked if (one.task_id, one.attempt) == (task_id, attempt)), None)
+        questions = await self._runs.questions(run_id)
+        question = next((one for one in questions if (one.task_id, one.attempt) == (task_id, attempt)), None)
         if question is None:
             raise HTTPException(410, "this link is over: the question was answered, or its run has ended")
         if given.said is None:
