@@ -1,8 +1,8 @@
 """Values of a plan's inputs, and the files of its tasks and prompts: defaults, text files, rows of JSON and tables,
 `--set`. A prompt that stands in a file is read with the plan, with what it includes, so that a run needs no file.
 
-An unusable row is reported with its line, and the following rows are still checked. What a value may be is the same in
-a file of rows as in a plan.
+An unusable row is reported with its line, or its number in a list or in parquet, and the following rows are still
+checked. What a value may be is the same in a file of rows as in a plan.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from datetime import date, time
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
-from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -244,52 +243,35 @@ def read_rows(
     """Return the rows of the file `name`, relative to `folder`. `where` is the path of the input in the plan.
 
     Of a file with more rows than `most`, or a large one that may have more, return FirstRows, unless `most` is None.
-    Raises PlanError for mistakes in lines, ValueError for a mistake of the whole file.
+    Raises PlanError for mistakes in rows, ValueError for a mistake of the whole file.
     """
     path = folder / name
     suffix = path.suffix.lower()
-    if suffix not in {*_READERS, PARQUET}:
-        ends = ", ".join([*_READERS, PARQUET])
+    if suffix not in _READERS:
+        ends = ", ".join(_READERS)
         raise ValueError(f"the name of a file of rows must end with {ends}, and {name!r} does not; convert the file")
-    data = _contents(path, folder, name)
-    if suffix == PARQUET:
-        count = _rows_of_parquet(path, name)
-        if count > max_rows:
-            raise ValueError(_too_many(name, count, max_rows))
-        if most is not None and (count > most or len(data) > MAX_BYTES):
-            return _first_rows(path, name, max_rows, where, supplied)
-    is_long = most is not None and len(data) <= MAX_BYTES and _lines_in(data, suffix) > most
-    if len(data) <= MAX_BYTES and not is_long:
-        if suffix == PARQUET:
-            entries: Rows = row_entries(path)
-        else:
-            entries = _entries(StringIO(_decoded(data, path, where), newline=""), suffix)
-        rows = _checked(entries, path, where, max_rows if most is None else min(max_rows, most))
-        if not rows:
-            raise ValueError(f"{name!r} holds no rows")
-        if len(rows) <= max_rows and (most is None or len(rows) <= most):
-            return rows
-        if len(rows) > max_rows:
-            raise ValueError(_too_many(name, len(rows) + sum(1 for _ in entries), max_rows))
-    if most is None or (max_rows <= most and len(data) > MAX_BYTES):
+    is_large = _size(path, folder, name) > MAX_BYTES
+    limit = max_rows if most is None else min(max_rows, most)
+    if is_large and (limit == max_rows or suffix == ".json"):
         raise ValueError(
             f"{name!r} has more than {MAX_BYTES >> 20} MiB; split the file, or remove fields that no prompt uses"
         )
-    if suffix == ".json":
-        limit = f"{MAX_BYTES >> 20} MiB" if len(data) > MAX_BYTES else f"{most:,} rows"
-        raise ValueError(f"{name!r} has more than {limit}, and a list is read as a whole; write a .jsonl file")
-    del data
-    return _first_rows(path, name, max_rows, where, supplied)
-
-
-def _first_rows(path: Path, name: str, max_rows: int, where: str, supplied: SuppliedValues) -> list[JsonValue]:
-    """Return the first rows of a file that is read as the run goes. All of its lines are counted."""
+    rows: list[JsonValue] = []
+    if not is_large:
+        rows = _checked(row_entries(path), path, where, limit)
+        if not rows:
+            raise ValueError(f"{name!r} holds no rows")
+        if len(rows) <= limit:
+            return rows
     file, lines = file_of(path)
-    if path.suffix.lower() == PARQUET:
-        lines = _rows_of_parquet(path, name)
     # Lines may be blank, and a row may have several lines.
-    if lines > max_rows and (count := sum(1 for _ in row_entries(path))) > max_rows:
-        raise ValueError(_too_many(name, count, max_rows))
+    if max(len(rows), lines) > max_rows and (count := sum(1 for _ in row_entries(path))) > max_rows:
+        raise ValueError(
+            f"{name!r} has {count:,} rows, but max_rows is {max_rows:,}; each row makes a task, and each task "
+            "costs: raise max_rows, or name a file with fewer rows"
+        )
+    if suffix == ".json":
+        raise ValueError(f"{name!r} has more than {most:,} rows, and a list is read as a whole; write a .jsonl file")
     if supplied.checks_all:
         _checked(row_entries(path), path, where, None)
     first = max(ROWS_AT_ONCE, supplied.pilot or 0)
@@ -315,44 +297,25 @@ def _checked(entries: Rows, path: Path, where: str, most: int | None) -> list[Js
     return rows
 
 
-def _too_many(name: str, count: int, max_rows: int) -> str:
-    return (
-        f"{name!r} has {count:,} rows, but max_rows is {max_rows:,}; each row makes a task, and each task "
-        "costs: raise max_rows, or name a file with fewer rows"
-    )
-
-
-def _contents(path: Path, folder: Path, name: str) -> bytes:
-    """Return the contents of the file, up to one byte more than MAX_BYTES."""
+def _size(path: Path, folder: Path, name: str) -> int:
+    """Return the size of the file in bytes. Raises ValueError if it cannot be read, or is no regular file."""
     if "\0" in name:
         raise ValueError("a file name cannot hold U+0000")
     try:
+        about = path.stat()
         # Never open a pipe: the call would wait for a writer.
-        if what := _SPECIAL.get(stat.S_IFMT(path.stat().st_mode)):
+        if what := _SPECIAL.get(stat.S_IFMT(about.st_mode)):
             raise ValueError(f"{name!r} is {what}, not a regular file; write the rows to a regular file")
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+        with path.open("rb"):
+            return about.st_size
     except OSError as error:
         raise ValueError(f"cannot read {in_folder(name, folder)}: {error.strerror}; check the path") from error
 
 
-def _decoded(data: bytes, path: Path, where: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n").count(b"\n") + 1
-        raise PlanError([PlanProblem(_NOT_UTF_8, where, line, None, str(path))]) from error
-
-
-def _lines_in(data: bytes, suffix: str) -> int:
-    """Return the number of lines below the header; 0 if a row may have several."""
-    if suffix == PARQUET or (suffix not in _OF_LINES and b'"' in data):
-        return 0
-    return (data.count(b"\n") or data.count(b"\r")) - (suffix not in _OF_LINES)
-
-
 def file_of(path: Path) -> tuple[RowsFile, int]:
-    """Return the file of rows as it is now, and the number of its lines below the header. Raises OSError."""
+    """Return the file of rows as it is now, and the number of its lines below the header, or of its rows in parquet.
+    Raises OSError.
+    """
     digest, lines, returns, end = hashlib.sha256(), 0, 0, b"\n"
     with path.open("rb") as file:
         while data := file.read(1 << 20):
@@ -361,7 +324,10 @@ def file_of(path: Path) -> tuple[RowsFile, int]:
             returns += data.count(b"\r")
             end = data[-1:]
         about = os.fstat(file.fileno())
-    lines = (lines or returns) + (end not in {b"\n", b"\r"}) - (path.suffix.lower() not in _OF_LINES)
+    if path.suffix.lower() == PARQUET:
+        lines = int(import_module("pyarrow.parquet").read_metadata(path).num_rows)
+    else:
+        lines = (lines or returns) + (end not in {b"\n", b"\r"}) - (path.suffix.lower() not in _OF_LINES)
     return RowsFile(str(path.absolute()), digest.hexdigest(), about.st_size, about.st_mtime_ns), lines
 
 
@@ -374,35 +340,29 @@ def has_changed(file: RowsFile) -> bool:
 
 
 def row_entries(path: Path, skip: int = 0) -> Generator[tuple[int, JsonValue] | PlanProblem]:
-    """Yield the rows of a file, but for the first `skip`, and the mistakes in others, without holding them all.
-    Raises OSError.
+    """Yield the rows of a file, but for the first `skip`, and the mistakes in others, without holding them all. A row
+    of a list or of parquet has its own number, any other one that of its line. Raises OSError.
     """
-    if path.suffix.lower() == PARQUET:
-        yield from _parquet(path, skip)
-        return
+    suffix = path.suffix.lower()
     with path.open(encoding="utf-8-sig", newline="") as file:
         try:
-            yield from _entries(file, path.suffix.lower(), skip)
+            for entry in _READERS[suffix](path if suffix == PARQUET else file, skip):
+                message = None if isinstance(entry, PlanProblem) else _unusable(entry[1])
+                if message is None or isinstance(entry, PlanProblem):
+                    yield entry
+                elif suffix in _OF_NUMBERS:
+                    yield PlanProblem(f"row {entry[0]:,}: {message}")
+                else:
+                    yield PlanProblem(message, line=entry[0])
         except UnicodeDecodeError:
-            yield PlanProblem(_NOT_UTF_8)
+            yield PlanProblem("this is not UTF-8; save the file as UTF-8")
 
 
 PARQUET = ".parquet"
 
 
-def _rows_of_parquet(path: Path, name: str) -> int:
-    """Return the number of rows of a parquet file. Raises ValueError if it cannot be read."""
-    if lack := missing_extra("a .parquet file of rows", "parquet", "pyarrow"):
-        raise ValueError(lack)
-    parquet: Any = import_module("pyarrow.parquet")
-    try:
-        return int(parquet.read_metadata(path).num_rows)
-    except ValueError as error:
-        raise ValueError(f"{name!r} is no parquet file: {one_line(str(error))}") from error
-
-
 def _parquet(path: Path, skip: int) -> Rows:
-    """Yield the rows as `row_entries` does, from one group of rows after the other."""
+    """Yield the rows, from one group of rows after the other."""
     if lack := missing_extra("a .parquet file of rows", "parquet", "pyarrow"):
         yield PlanProblem(lack)
         return
@@ -420,17 +380,16 @@ def _parquet(path: Path, skip: int) -> Rows:
                         if number > skip:
                             yield _parquet_row(number, row)
     except ValueError as error:  # of pyarrow, too
-        yield PlanProblem(f"the row behind row {number:,} cannot be read: {one_line(str(error))}")
+        what = f"the row behind row {number:,} cannot be read" if number else "this is no parquet file"
+        yield PlanProblem(f"{what}: {one_line(str(error))}")
 
 
 def _parquet_row(number: int, row: object) -> tuple[int, JsonValue] | PlanProblem:
     """Return a row as JSON: dates and times, and decimal numbers, as text."""
     try:
-        read = cast("JsonValue", json.loads(json.dumps(row, default=_as_text)))
+        return number, cast("JsonValue", json.loads(json.dumps(row, default=_as_text)))
     except TypeError as error:
         return PlanProblem(f"row {number:,}: {error}; cast the column to text, or leave it out")
-    message = _unusable(read)
-    return (number, read) if message is None else PlanProblem(f"row {number:,}: {message}")
 
 
 def _as_text(value: object) -> str:
@@ -439,13 +398,6 @@ def _as_text(value: object) -> str:
     if isinstance(value, Decimal | UUID):
         return str(value)
     raise TypeError(f"JSON has no {type(value).__name__}")
-
-
-def _entries(lines: Iterable[str], suffix: str, skip: int = 0) -> Rows:
-    """Yield the rows but for the first `skip`, each with the number of its line, and the mistakes."""
-    for entry in _READERS[suffix](lines, skip):
-        message = None if isinstance(entry, PlanProblem) else _unusable(entry[1])
-        yield entry if message is None or isinstance(entry, PlanProblem) else PlanProblem(message, line=entry[0])
 
 
 def _unusable(row: JsonValue) -> str | None:
@@ -463,96 +415,52 @@ def _unusable(row: JsonValue) -> str | None:
 
 
 def _json_lines(lines: Iterable[str], skip: int) -> Rows:
-    decoder = _Decoder()
-    for number, each in enumerate(lines, 1):
-        line = each.rstrip("\r\n")
-        start = 0 if line[:1] == "{" else _after_blanks(line, 0)
-        if start == len(line):
+    for number, line in enumerate(lines, 1):
+        if line.isspace():
             continue
         if skip:
             skip -= 1
-            continue
-        value, end = _json_at(decoder, line, start, number)
-        if end is not None and end < len(line) and (rest := _after_blanks(line, end)) < len(line):
-            message = "this is not JSON: a line holds one value, and more text follows the value"
-            yield PlanProblem(message, line=number, column=rest + 1)
         else:
-            yield value
+            row = _json(line.rstrip(), number)
+            yield row if isinstance(row, PlanProblem) else (number, row[0])
 
 
 def _json_list(lines: Iterable[str], _skip: int) -> Rows:
-    text = "".join(lines).replace("\r\n", "\n").replace("\r", "\n")  # no JSON value can contain CR
-    start = _after_blanks(text, 0)
-    if start == len(text):
-        return
-    decoder = _Decoder()
-    line = 1 + text.count("\n", 0, start)
-    if text[start] != "[":
-        value, _ = _json_at(decoder, text, start, line)
-        if isinstance(value, tuple):
-            message = f"a .json file of rows must hold a list, not {describe(value[1])}; for one value per line, use a"
-            value = PlanProblem(f"{message} .jsonl file", line=line)
-        yield value
-        return
-    separator = "["
-    while separator in {"[", ","}:
-        before, start = start, _after_blanks(text, start + 1)
-        line += text.count("\n", before, start)
-        if separator == "[" and text.startswith("]", start):
-            separator = "]"
-            break
-        value, end = _json_at(decoder, text, start, line)
-        yield value
-        if end is None:
-            return
-        before, start = start, _after_blanks(text, end)
-        line += text.count("\n", before, start)
-        separator = text[start : start + 1]
-    if separator != "]":
-        yield PlanProblem("this is not JSON: a comma or the list's end is missing", line=line)
-    elif (rest := _after_blanks(text, start + 1)) < len(text):
-        line += text.count("\n", start, rest)
-        yield PlanProblem("this is not JSON: more text follows the list", line=line)
+    text = "".join(lines)
+    whole = _json(text, 1) if text.strip() else ([],)
+    if isinstance(whole, PlanProblem):
+        yield whole
+    elif isinstance(whole[0], list):
+        yield from enumerate(whole[0], 1)
+    else:
+        message = f"a .json file of rows must hold a list, not {describe(whole[0])}"
+        yield PlanProblem(f"{message}; for one value per line, use a .jsonl file")
 
 
-class _Decoder(json.JSONDecoder):
-    """Notes the keys that stand `twice` in a mapping: Python would silently use the last."""
-
-    def __init__(self) -> None:
-        super().__init__(object_pairs_hook=self._mapping)
-        self.twice: list[str] = []
-
-    def _mapping(self, pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
-        if len(keys := dict(pairs)) < len(pairs):
-            self.twice += [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        return keys
-
-
-def _json_at(
-    decoder: _Decoder, text: str, start: int, line: int
-) -> tuple[tuple[int, JsonValue] | PlanProblem, int | None]:
-    """Return the value in `text` from index `start` on with its `line`, or the mistake, and the end if known."""
-    decoder.twice.clear()
+def _json(text: str, line: int) -> tuple[JsonValue] | PlanProblem:
+    """Return the value that `text`, from `line` of a file on, holds, or the mistake."""
     try:
-        value, end = decoder.raw_decode(text, start)
+        return (_decode(text),)
     except json.JSONDecodeError as error:
-        line += text.count("\n", start, error.pos)
-        return PlanProblem(not_json(error), line=line, column=error.colno), None
+        message = not_json(error)
+        if error.msg == "Extra data":
+            message = "this is not JSON: more text follows the value; a .jsonl file holds one value per line"
+        return PlanProblem(message, line=line + error.lineno - 1, column=error.colno)
     except RecursionError:
-        return PlanProblem(_TOO_DEEP, line=line), None
-    except ValueError:
-        return PlanProblem(too_many_digits(), line=line), None
-    if decoder.twice:
-        return PlanProblem(f"key {decoder.twice[0]!r} stands here twice", line=line), end
-    return (line, value), end
+        return PlanProblem(_TOO_DEEP, line=line)
+    except ValueError as error:
+        return PlanProblem(str(error) if "stands here" in str(error) else too_many_digits(), line=line)
 
 
-def _after_blanks(text: str, start: int) -> int:
-    blanks = _BLANKS.match(text, start)
-    return blanks.end() if blanks else start
+def _without_twice(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    """Return a mapping of JSON. Raises ValueError for a key that stands twice: Python would silently use the last."""
+    if len(keys := dict(pairs)) < len(pairs):
+        key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"key {key!r} stands here twice")
+    return keys
 
 
-_BLANKS = re.compile(r"[ \t\n\r]*")
+_decode = json.JSONDecoder(object_pairs_hook=_without_twice).decode
 _TOO_DEEP = f"this is nested deeper than {MAX_DEPTH} levels"
 
 
@@ -611,13 +519,15 @@ def _broken(error: csv.Error, first: int, last: int) -> PlanProblem:
 
 _OF_LINES = frozenset({".jsonl", ".ndjson"})
 """The ends of the names of files with a row in each line."""
-_NOT_UTF_8 = "this is not UTF-8; save the file as UTF-8"
-_READERS: dict[str, Callable[[Iterable[str], int], Rows]] = {
+_OF_NUMBERS = frozenset({".json", PARQUET})
+"""The ends of the names of files whose rows have numbers in place of lines."""
+_READERS: dict[str, Callable[[Any, int], Rows]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json_list,
     ".csv": partial(_table, delimiter=","),
     ".tsv": partial(_table, delimiter="\t"),
+    PARQUET: _parquet,
 }
 
 

@@ -451,7 +451,7 @@ def test_a_parquet_file_is_checked_as_others_are(tmp_path: Path, monkeypatch: py
         assert mistake().startswith("a .parquet file of rows needs the extra `parquet` (pyarrow); run: ")
     pytest.importorskip("pyarrow")
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    assert "'people.parquet' is no parquet file" in mistake()
+    assert "this is no parquet file" in mistake()
     for count in (7, 60):
         parquet.write_table(arrow.table({"n": range(count), "raw": [b"x"] * count}), path)
         assert mistake() == "row 1: JSON has no bytes; cast the column to text, or leave it out"
