@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from plait.errors import nearest
 from plait.json_form import JsonInput, JsonValue, as_json, from_json, text_of, value
@@ -168,101 +168,9 @@ class Team:
         return {"registry": "\n".join(workers)} if self.registry else {}
 
 
-@value
-class LoopPrompts:
-    """The tasks of the loop, with their prompts."""
-
-    team: Team
-    plain: bool
-    """As in `LoopLimits`."""
-
-    def plan(self, limit: int, earlier: str | None = None, reasons: str = "") -> Task:
-        """Return the first task of the run; with `earlier`, the task of an unusable plan, the second request."""
-        prompt = _PLAIN_PLAN if self.plain else _PLAN + self._workers()
-        prompt = prompt.replace("{most}", str(min(limit, _MOST_PLAIN) if self.plain else limit))
-        schema: dict[str, JsonValue] = {
-            "type": "object",
-            "properties": {"tasks": self._tasks()},
-            "required": ["tasks"],
-            "additionalProperties": False,
-        }
-        first = Task("plan.1", prompt, backend=self.team.planner, output_schema=schema)
-        if earlier is None:
-            return first
-        prompt += _PLAN_AGAIN
-        return replace(
-            first, id="plan.2", prompt=prompt, depends_on=(earlier,), item=reasons, aliases={"earlier": earlier}
-        )
-
-    def work(self, task_id: str, text: str, needs: Sequence[str], after: str, worker: str | None) -> Task:
-        """Return a task for `worker`, or for the executor: `text` with the results of `needs`. `after` is the task that
-        added it.
-        """
-        names = {f"r{number}": name for number, name in enumerate(needs, 1)}
-        results = "".join(f"\nResult of {name}:\n{{{{ {alias} }}}}\n" for alias, name in names.items())
-        return Task(
-            task_id,
-            (_PLAIN_WORK if self.plain else _WORK) + results,
-            depends_on=tuple(needs) or (after,),
-            backend=self.team.executor if worker is None else worker,
-            item=text,
-            aliases=names,
-        )
-
-    def reflect(self, task_id: str, evidence: str, after: Sequence[str]) -> Task:
-        """Return a reflection on `evidence`. `after` are the tasks under review."""
-        properties: dict[str, JsonValue] = {"done": {"type": "boolean"}, "add": self._tasks()}
-        if not self.plain:
-            properties["drop"] = {"type": "array", "items": {"type": "string"}}
-        schema = {"type": "object", "properties": properties, "required": ["done"], "additionalProperties": False}
-        return Task(
-            task_id,
-            _PLAIN_REFLECT if self.plain else _REFLECT + self._workers(),
-            depends_on=tuple(after),
-            backend=self.team.reflector,
-            output_schema=schema,
-            weight=_FIRST,
-            item=evidence,
-        )
-
-    def answer(self, evidence: str, after: Sequence[str]) -> Task:
-        """Return the last task of the run, executed by the planner, the role that works with the whole goal elsewhere
-        too.
-        """
-        prompt = _PLAIN_ANSWER if self.plain else _ANSWER
-        return Task(ANSWER_ID, prompt, depends_on=tuple(after), backend=self.team.planner, item=evidence, weight=_FIRST)
-
-    def _workers(self) -> str:
-        return _WORKERS if self.team.registry else ""
-
-    def _tasks(self) -> JsonValue:
-        """Return the schema of the tasks in an answer. A name outside the registry is reported with the other mistakes
-        of the answer, so the schema accepts any name.
-        """
-        if self.plain:
-            return dict(_PLAIN_TASKS)
-        fields = {**_TASK, "backend": {"type": "string"}} if self.team.registry else dict(_TASK)
-        shape = {"type": "object", "properties": fields, "required": ["id", "prompt"], "additionalProperties": False}
-        return {"type": "array", "items": cast("JsonValue", shape)}
-
-
 PREFIX = "do."
 _LONGEST_SLUG = 40
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
-
-
-@value
-class KnownTasks:
-    """The tasks of the run that a plan may refer to."""
-
-    ids: frozenset[str] = frozenset()
-    """The ids of all tasks."""
-    dead: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The tasks that can no longer be waited for, with the reason."""
-
-    def named(self, name: str) -> str | None:
-        """Return the id of the task named `name`, with or without the prefix `do.`; None if unknown."""
-        return next((candidate for candidate in (name, PREFIX + name) if candidate in self.ids), None)
 
 
 @value
@@ -276,50 +184,8 @@ class ParsedReply:
     drop: tuple[str, ...] = ()
 
 
-@value
-class _Entry:
-    """A task as given in an answer."""
-
-    name: str
-    """The name in the answer."""
-    text: str
-    needs: tuple[str, ...]
-    """The names of the dependencies."""
-    worker: str | None = None
-    """The name of the worker that does the task."""
-
-
-def read_planned(
-    answer: JsonValue, task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks, limit: int
-) -> ParsedReply:
-    """Parse the planner's answer, the result of the task `task_id`."""
-    entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
-    if entries is None:
-        return ParsedReply(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
-    if not entries:
-        return ParsedReply(problems=("it has no tasks",))
-    if len(entries) > limit:
-        return ParsedReply(problems=(f"it has {len(entries)} tasks, and at most {limit} are allowed",))
-    return _read_tasks(entries, task_id, prompts, run_tasks)
-
-
-def read_reflection(
-    answer: JsonValue, task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks, droppable: Collection[str]
-) -> ParsedReply:
-    """Parse the reflector's answer, the result of the task `task_id`. Requests to drop tasks outside `droppable` are
-    ignored.
-    """
-    entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
-    drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
-    if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
-        return ParsedReply(problems=('it is not of the form {"done": ..., "add": [...], "drop": [...]}',))
-    if answer["done"]:
-        return ParsedReply(done=True)
-    named = {run_tasks.named(name) for name in drop}
-    dropped = tuple(name for name in droppable if name in named)
-    dead = {**run_tasks.dead, **dict.fromkeys(dropped, "dropped by the same answer")}
-    read = _read_tasks(entries, task_id, prompts, KnownTasks(run_tasks.ids, dead))
-    return ParsedReply(read.tasks, read.problems, drop=dropped)
+_Entry: TypeAlias = tuple[str, str, Sequence[str], str | None]
+"""A task as given in an answer: its name, its text, the names of its dependencies, and of the worker that does it."""
 
 
 def _entries(answer: JsonValue) -> list[_Entry] | None:
@@ -335,60 +201,21 @@ def _entries(answer: JsonValue) -> list[_Entry] | None:
             return None
         if worker is not None and not isinstance(worker, str):
             return None
-        entries.append(_Entry(name.removeprefix(PREFIX), text, tuple(dict.fromkeys(needs)), worker))
+        entries.append((name.removeprefix(PREFIX), text, needs, worker))
     return entries
 
 
 def _texts(value: JsonValue) -> list[str] | None:
     fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
-    return cast("list[str]", value) if fits else None
+    return [*dict.fromkeys(cast("list[str]", value))] if fits else None
 
 
-def _read_tasks(entries: Sequence[_Entry], task_id: str, prompts: LoopPrompts, run_tasks: KnownTasks) -> ParsedReply:
-    names = [entry.name for entry in entries]
-    problems = [
-        f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1
-    ]
-    problems += [f"task {entry.name!r} has no prompt" for entry in entries if not entry.text.strip()]
-    registry = prompts.team.registry
-    allowed = f"the registry has {', '.join(registry)}" if registry else "no task may name one; leave it out"
-    problems += [
-        f"task {entry.name!r} names backend {entry.worker!r}, and {allowed}{nearest(entry.worker, registry)}"
-        for entry in entries
-        if entry.worker is not None and entry.worker not in registry
-    ]
-    ids: dict[str, str] = {}
-    taken = set(run_tasks.ids)
-    for entry in entries:
-        ids[entry.name] = _safe_id(entry.name, taken)
-        taken.add(ids[entry.name])
-    needs: dict[str, list[str]] = {}
-    after: dict[str, list[str]] = {name: [] for name in names}
-    for entry in entries:
-        needed = needs[entry.name] = list[str]()
-        for name in entry.needs:
-            own = next((one for one in (name, name.removeprefix(PREFIX)) if one in ids), None)
-            earlier = run_tasks.named(name)
-            if own is not None:
-                needed.append(ids[own])
-                after[own].append(entry.name)
-            elif earlier is None:
-                problems.append(f"task {entry.name!r} depends on {name!r}, and there is no such task")
-            elif earlier in run_tasks.dead:
-                problems.append(f"task {entry.name!r} depends on {earlier!r}, which is {run_tasks.dead[earlier]}")
-            else:
-                needed.append(earlier)
-    order, cycles = sort_names(after)
-    problems += (f"these tasks wait for each other: {' -> '.join(cycle)}" for cycle in cycles)
-    if problems:
-        return ParsedReply(problems=tuple(problems))
-    by_name = {entry.name: entry for entry in entries}
-    return ParsedReply(
-        tuple(prompts.work(ids[name], by_name[name].text, needs[name], task_id, by_name[name].worker) for name in order)
-    )
+def _named(name: str, ids: Collection[str]) -> str | None:
+    """Return which of `ids` is named `name`, with or without the prefix `do.`; None if there is none."""
+    return next((one for one in (name, PREFIX + name) if one in ids), None)
 
 
-def _safe_id(name: str, ids: set[str]) -> str:
+def _safe_id(name: str, ids: Collection[str]) -> str:
     """Return an id not used by any other task or by the loop itself."""
     slug = _UNSAFE.sub("-", name).strip("-")[:_LONGEST_SLUG] or "task"
     number = 1
@@ -581,8 +408,12 @@ class WorkState:
                 return True
         return False
 
-    def run_tasks(self) -> KnownTasks:
-        """Return the tasks of the run that a further plan may refer to."""
+    def ids(self) -> list[str]:
+        """Return the ids of all tasks of the run."""
+        return [task.id for task in self._run.tasks]
+
+    def dead(self) -> dict[str, str]:
+        """Return the tasks that can no longer be waited for, with the reason."""
         dead: dict[str, str] = {}
         for task in self.work:
             result = self._run.result(task.id)
@@ -590,7 +421,7 @@ class WorkState:
                 dead[task.id] = _WORDS[result.status]
             elif any(name in dead for name in task.upstream):
                 dead[task.id] = "waiting for one that failed or was dropped"
-        return KnownTasks(frozenset(task.id for task in self._run.tasks), dead)
+        return dead
 
     def unseen(self) -> list[str]:
         """Return the last completed reflection, followed by the completed tasks not yet covered by a reflection."""
@@ -708,7 +539,6 @@ class OrchestratorPolicy:
         self.goal = goal
         self.limits = limits or DEFAULT_LIMITS
         self.team = team or Team()
-        self._prompts = LoopPrompts(self.team, self.limits.plain)
 
     def settings(self) -> dict[str, JsonValue]:
         """Return the settings for `from_settings`."""
@@ -723,7 +553,7 @@ class OrchestratorPolicy:
 
     def dag(self) -> DAG:
         """Return the initial DAG of a run: the task `plan.1`, with the goal as an input, and the registry if any."""
-        first = self._prompts.plan(self.limits.max_tasks)
+        first = self._plan_task()
         name = shorten(" ".join(self.goal.split()), _LONGEST_NAME)
         return DAG([first], name=name, inputs={"goal": self.goal, **self.team.inputs()})
 
@@ -769,24 +599,23 @@ class OrchestratorPolicy:
         if task_id == ANSWER_ID:
             return Decision(state=as_json(replace(loop, phase=Phase.DONE, asked=None)), end=RunStatus.COMPLETED)
         if loop.phase is Phase.PLANNING:
-            return self._planned(loop, task_id, answer)
+            return self._planned(loop, evidence, task_id, answer)
         if loop.stopped is not None:  # stopped meanwhile: the reflector's wishes no longer matter
             return self._unless_open(replace(loop, phase=Phase.EXECUTING, asked=None), evidence)
-        read = read_reflection(answer, task_id, self._prompts, evidence.run_tasks(), evidence.not_begun())
+        read = self._read_reflection(answer, task_id, evidence)
         if not read.problems:
             return self._reflected(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), evidence, read)
         if loop.refused:
             return _failed(loop, "the reflector's second answer cannot be used either", read)
         return self._reflect(replace(loop, refused=True), evidence, _reasons(read))
 
-    def _planned(self, loop: Loop, task_id: str, answer: JsonValue) -> Decision:
-        run_tasks = KnownTasks(frozenset({"plan.1", task_id}))
-        read = read_planned(answer, task_id, self._prompts, run_tasks, self.limits.max_tasks)
+    def _planned(self, loop: Loop, evidence: WorkState, task_id: str, answer: JsonValue) -> Decision:
+        read = self._read_plan(answer, task_id, evidence)
         if not read.problems:
             return _only(replace(loop, phase=Phase.EXECUTING, asked=None, refused=False), add=read.tasks)
         if loop.refused:
             return _failed(loop, "the planner's second plan cannot be used either", read)
-        again = self._prompts.plan(self.limits.max_tasks, task_id, _reasons(read))
+        again = self._plan_task(task_id, _reasons(read))
         return _only(replace(loop, asked=again.id, refused=True), add=(again,))
 
     def _executed(self, loop: Loop, evidence: WorkState, status: TaskStatus) -> Decision:
@@ -842,15 +671,157 @@ class OrchestratorPolicy:
         text = evidence.as_text(self.limits.shown)
         if reasons:
             text += f"\n\nYour last answer could not be used:\n{reasons}"
-        task = self._prompts.reflect(f"reflect.{number}", text, evidence.unseen())
+        task = self._reflect_task(f"reflect.{number}", text, evidence.unseen())
         loop = replace(loop, phase=Phase.REFLECTING, asked=task.id, reflected_at=loop.iteration)
         return _only(loop, add=(task,))
 
     def _answer(self, loop: Loop, evidence: WorkState) -> Decision:
-        """Request the answer from the results at hand: cancel all tasks not begun, and wait for none."""
-        task = self._prompts.answer(evidence.as_text(self.limits.shown), evidence.unseen())
+        """Request the answer from the results at hand: cancel all tasks not begun, and wait for none. The planner
+        writes it, the role that works with the whole goal elsewhere too.
+        """
+        prompt = _PLAIN_ANSWER if self.limits.plain else _ANSWER
+        text, after = evidence.as_text(self.limits.shown), tuple(evidence.unseen())
+        task = Task(ANSWER_ID, prompt, depends_on=after, backend=self.team.planner, item=text, weight=_FIRST)
         loop = replace(loop, phase=Phase.EXECUTING, asked=task.id)
         return _only(loop, add=(task,), cancel=evidence.not_begun())
+
+    # The tasks of the loop, with their prompts.
+
+    def _plan_task(self, earlier: str | None = None, reasons: str = "") -> Task:
+        """Return the first task of the run; with `earlier`, the task of an unusable plan, the second request."""
+        plain, limit = self.limits.plain, self.limits.max_tasks
+        prompt = _PLAIN_PLAN if plain else _PLAN + self._workers
+        prompt = prompt.replace("{most}", str(min(limit, _MOST_PLAIN) if plain else limit))
+        schema: dict[str, JsonValue] = {
+            "type": "object",
+            "properties": {"tasks": self._tasks_schema()},
+            "required": ["tasks"],
+            "additionalProperties": False,
+        }
+        first = Task("plan.1", prompt, backend=self.team.planner, output_schema=schema)
+        if earlier is None:
+            return first
+        prompt += _PLAN_AGAIN
+        return replace(
+            first, id="plan.2", prompt=prompt, depends_on=(earlier,), item=reasons, aliases={"earlier": earlier}
+        )
+
+    def _work_task(self, task_id: str, text: str, needs: Sequence[str], after: str, worker: str | None) -> Task:
+        """Return a task for `worker`, or for the executor: `text` with the results of `needs`. `after` is the task that
+        added it.
+        """
+        names = {f"r{number}": name for number, name in enumerate(needs, 1)}
+        results = "".join(f"\nResult of {name}:\n{{{{ {alias} }}}}\n" for alias, name in names.items())
+        return Task(
+            task_id,
+            (_PLAIN_WORK if self.limits.plain else _WORK) + results,
+            depends_on=tuple(needs) or (after,),
+            backend=self.team.executor if worker is None else worker,
+            item=text,
+            aliases=names,
+        )
+
+    def _reflect_task(self, task_id: str, evidence: str, after: Sequence[str]) -> Task:
+        """Return a reflection on `evidence`. `after` are the tasks under review."""
+        properties: dict[str, JsonValue] = {"done": {"type": "boolean"}, "add": self._tasks_schema()}
+        if not self.limits.plain:
+            properties["drop"] = {"type": "array", "items": {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": ["done"], "additionalProperties": False}
+        return Task(
+            task_id,
+            _PLAIN_REFLECT if self.limits.plain else _REFLECT + self._workers,
+            depends_on=tuple(after),
+            backend=self.team.reflector,
+            output_schema=schema,
+            weight=_FIRST,
+            item=evidence,
+        )
+
+    @property
+    def _workers(self) -> str:
+        return _WORKERS if self.team.registry else ""
+
+    def _tasks_schema(self) -> JsonValue:
+        """Return the schema of the tasks in an answer. A name outside the registry is reported with the other mistakes
+        of the answer, so the schema accepts any name.
+        """
+        if self.limits.plain:
+            return dict(_PLAIN_TASKS)
+        fields = {**_TASK, "backend": {"type": "string"}} if self.team.registry else dict(_TASK)
+        shape = {"type": "object", "properties": fields, "required": ["id", "prompt"], "additionalProperties": False}
+        return {"type": "array", "items": cast("JsonValue", shape)}
+
+    # The answers of planner and reflector, with all problems.
+
+    def _read_plan(self, answer: JsonValue, task_id: str, evidence: WorkState) -> ParsedReply:
+        """Return the planner's answer, the result of the task `task_id`."""
+        entries = _entries(answer.get("tasks")) if isinstance(answer, dict) else None
+        if entries is None:
+            return ParsedReply(problems=('it is not of the form {"tasks": [{"id": ..., "prompt": ...}]}',))
+        if not entries:
+            return ParsedReply(problems=("it has no tasks",))
+        if len(entries) > (limit := self.limits.max_tasks):
+            return ParsedReply(problems=(f"it has {len(entries)} tasks, and at most {limit} are allowed",))
+        return self._read_tasks(entries, task_id, evidence.ids(), {})
+
+    def _read_reflection(self, answer: JsonValue, task_id: str, evidence: WorkState) -> ParsedReply:
+        """Return the reflector's answer, the result of the task `task_id`. Requests to drop tasks that have begun are
+        ignored.
+        """
+        entries = _entries(answer.get("add", [])) if isinstance(answer, dict) else None
+        drop = _texts(answer.get("drop", [])) if isinstance(answer, dict) else None
+        if entries is None or drop is None or not isinstance(answer, dict) or not isinstance(answer.get("done"), bool):
+            return ParsedReply(problems=('it is not of the form {"done": ..., "add": [...], "drop": [...]}',))
+        if answer["done"]:
+            return ParsedReply(done=True)
+        ids = evidence.ids()
+        named = {_named(name, ids) for name in drop}
+        dropped = tuple(name for name in evidence.not_begun() if name in named)
+        dead = {**evidence.dead(), **dict.fromkeys(dropped, "dropped by the same answer")}
+        return replace(self._read_tasks(entries, task_id, ids, dead), drop=dropped)
+
+    def _read_tasks(
+        self, entries: Sequence[_Entry], task_id: str, run_ids: Sequence[str], dead: Mapping[str, str]
+    ) -> ParsedReply:
+        """Return the tasks of an answer. `dead` are the tasks of the run that none may wait for, with the reason."""
+        names, registry = [name for name, *_ in entries], self.team.registry
+        problems = [
+            f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1
+        ]
+        problems += [f"task {name!r} has no prompt" for name, text, *_ in entries if not text.strip()]
+        allowed = f"the registry has {', '.join(registry)}" if registry else "no task may name one; leave it out"
+        problems += [
+            f"task {name!r} names backend {worker!r}, and {allowed}{nearest(worker, registry)}"
+            for name, _, _, worker in entries
+            if worker is not None and worker not in registry
+        ]
+        ids: dict[str, str] = {}
+        for name in names:
+            ids[name] = _safe_id(name, {*run_ids, *ids.values()})
+        needs: dict[str, list[str]] = {name: [] for name in names}
+        after: dict[str, list[str]] = {name: [] for name in names}
+        for name, _, needed, _ in entries:
+            for other in needed:
+                own = next((one for one in (other, other.removeprefix(PREFIX)) if one in ids), None)
+                earlier = _named(other, run_ids)
+                if own is not None:
+                    needs[name].append(ids[own])
+                    after[own].append(name)
+                elif earlier is None:
+                    problems.append(f"task {name!r} depends on {other!r}, and there is no such task")
+                elif earlier in dead:
+                    problems.append(f"task {name!r} depends on {earlier!r}, which is {dead[earlier]}")
+                else:
+                    needs[name].append(earlier)
+        order, cycles = sort_names(after)
+        problems += (f"these tasks wait for each other: {' -> '.join(cycle)}" for cycle in cycles)
+        if problems:
+            return ParsedReply(problems=tuple(problems))
+        by_name = {name: (text, worker) for name, text, _, worker in entries}
+        made = ((name, *by_name[name]) for name in order)
+        return ParsedReply(
+            tuple(self._work_task(ids[name], text, needs[name], task_id, worker) for name, text, worker in made)
+        )
 
 
 def _only(loop: Loop, *, add: tuple[Task, ...] = (), cancel: tuple[str, ...] = ()) -> Decision:
