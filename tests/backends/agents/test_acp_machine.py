@@ -21,6 +21,7 @@ from tests.support.agents.acp_talks import (
     hold,
     new_talk,
     start,
+    tool,
     update,
 )
 from tests.support.agents.recorded import NOW
@@ -98,6 +99,7 @@ CONFIG = {
                 ("session/set_config_option", {"configId": "mode", "value": "b"}),
             ],
         ),
+        ({"configOptions": [{"id": "mode", "currentValue": "a"}]}, {"mode": "a"}, []),
         ({}, {"mode": "b"}, [("session/set_mode", {"modeId": "b"})]),
     ],
 )
@@ -128,6 +130,11 @@ def test_an_agent_of_another_version_is_not_talked_to() -> None:
     assert held.error is not None
     assert held.error.kind is ErrorKind.INVALID_REQUEST
     assert held.methods == ["initialize"]
+
+
+def test_each_tool_call_is_shown_once() -> None:
+    held = hold(new_talk(), [start(), OPEN, tool("t-1"), tool("t-2"), tool("t-1"), chunk("ok"), done()])
+    assert held.shown == [("tool", "Look"), ("tool", "Look")]
 
 
 def ask(title: str, identity: Any = "p-1", **raw: Any) -> dict[str, Any]:

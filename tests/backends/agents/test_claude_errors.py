@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from plait.backends import ClaudeCodeBackend
+from plait.backends.agents.agent_output import Call, ProcessEnd
 from plait.backends.agents.claude_code import kind_of_result
+from plait.errors import BackendError
 
 FIELDS = [
     ("subtype", "error_max_turns", "limit_reached"),
@@ -72,6 +77,15 @@ def test_a_field_of_the_result_decides(field: str, value: str, kind: str) -> Non
 def test_the_error_of_the_last_message_counts_without_a_status(error: str) -> None:
     assert kind_of_result({}, "no", error).value == ERRORS[error]
     assert kind_of_result({"api_error_status": 529}, "no", error).value == "overloaded"
+
+
+def test_the_last_message_of_a_turn_says_which_error_ended_it() -> None:
+    reader = ClaudeCodeBackend().reader(Call(Path("/nowhere")))
+    reader.read({"type": "assistant", "error": "billing_error"})
+    reader.read({"type": "result", "subtype": "success", "is_error": True, "result": "no"})
+    with pytest.raises(BackendError) as ended:
+        reader.end(ProcessEnd(1))
+    assert ended.value.kind.value == "no_credit"
 
 
 @pytest.mark.parametrize("fields", [{}, {"api_error": "usage_limit_reached"}, {"api_error_status": 429}])

@@ -47,7 +47,9 @@ async def test_claude_code_is_not_told_which_version_a_schema_is_of(home: Home) 
         ({"enum": ["a", "b"]}, False),
         ({"type": ["object", "null"]}, False),
         ({"properties": {"a": {}}}, False),
+        ({**OPEN, "anyOf": [{"required": ["a"]}]}, False),
         ({**OPEN, "oneOf": [{"required": ["a"]}]}, False),
+        ({**OPEN, "allOf": [{"required": ["a"]}]}, False),
         ({"type": "object", "properties": {"a": {"anyOf": [OPEN, {"type": "null"}]}}}, True),
         ({**OPEN, "description": "ä" * 50_000}, False),  # no argument may be that long
         ({}, False),

@@ -11,11 +11,13 @@ import pytest
 
 from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, TaskStatus, events
 from plait.backends import CommandBackend, FunctionBackend
+from plait.backends.backend_protocol import Allowance
 from plait.backends.hosts.host_backend import SSHHost, SSHHosts
 from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.process.process_table import start_time
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore
+from plait.runner.scheduling.scheduler import Scheduler
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
 from tests.support.polling import until
@@ -195,6 +197,15 @@ async def test_no_error_of_a_function_ends_the_other_attempts_of_its_host(
 async def test_an_attempt_on_a_host_has_the_price_of_its_backend(world: HostFolder) -> None:
     result = await ParallelRunner(functions.PricedBackend().on(world.hosts("m1"))).run(DAG([Task("a", "x")]))
     assert result["a"].usage.cost_usd == pytest.approx(2.0)
+
+
+async def test_the_limits_of_a_server_that_a_host_calls_are_reported(
+    world: HostFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[Allowance] = []
+    monkeypatch.setattr(Scheduler, "lower", lambda _self, _position, allowance: reported.append(allowance))
+    await ParallelRunner(functions.LimitedBackend().on(world.hosts("m1"))).run(DAG([Task("a", "x")]))
+    assert reported == [Allowance(requests_per_minute=60.0)]
 
 
 async def test_the_time_limit_counts_from_the_beginning_on_the_host(world: HostFolder, tmp_path: Path) -> None:

@@ -10,7 +10,17 @@ import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task
 from plait.errors import Gap, OwnershipLost, StoreError
-from plait.events import Owner, RunClaimed, RunEnded, RunReleased, StoreAwaited, StoreDegraded, StoreRecovered
+from plait.events import (
+    NewTask,
+    Owner,
+    RunClaimed,
+    RunEnded,
+    RunReleased,
+    StoreAwaited,
+    StoreDegraded,
+    StoreRecovered,
+    TasksAdded,
+)
 from plait.persistence import Batch, MemoryStore, SQLiteStore
 from plait.persistence.store_records import Note, NoteRecord, RunRecord
 from plait.runner.engine import checkpointer, inbox
@@ -188,6 +198,9 @@ def test_changes_are_kept_for_a_time_and_up_to_a_size() -> None:
     kept.add(3, (RunReleased("y"),), 4.0 + checkpointer.KEPT_S)
     assert kept.take_from(2) is None
     assert kept.take_from(3) == (RunReleased("y"),)
+    large = NewTask("a", "x" * (checkpointer.KEPT_BYTES // 2))
+    kept.add(3, (TasksAdded("now", (large, large)),), 200.0)
+    assert kept.take_from(3) is None
 
 
 class AwayAtTheEnd(OnServer, FaultyStore):

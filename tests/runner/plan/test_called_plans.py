@@ -134,11 +134,14 @@ def test_backends_are_those_of_the_calling_plan_and_further_ones_of_the_called(t
 def test_a_posted_plan_calls_no_file_and_its_loops_run_no_command(tmp_path: Path) -> None:
     plan = {"tasks": [{"id": "a", "plan": str(write(tmp_path, b="tasks: [{id: x, prompt: hi}]"))},
                       {"id": "b", "loop": {"plan": "b.yaml", "until": "true"}},
-                      {"id": "c", "loop": {"tasks": [{"id": "x", "run": ["ls"]}], "until": "true"}}]}  # fmt: skip
+                      {"id": "c", "loop": {"tasks": [{"id": "x", "run": ["ls"]}], "until": "true"}},
+                      {"id": "d", "loop": {"plan": {"tasks": [{"id": "x", "run": ["ls"]}]}, "until": "true"}},
+                      ]}  # fmt: skip
     with pytest.raises(PlanError) as caught:
         posted_plan(plan, {}, ["m"])
     assert [problem.where for problem in caught.value.problems] == [
-        "tasks[0].plan", "tasks[1].loop.plan", "tasks[2].loop.tasks[0].run"
+        "tasks[0].plan", "tasks[1].loop.plan", "tasks[2].loop.tasks[0].run",
+        "tasks[3].loop.plan.tasks[0].run", "tasks[3].loop.plan",
     ]  # fmt: skip
     loop = {"tasks": [{"id": "x", "prompt": "hi"}], "until": "{{ x }} != ''"}
     assert posted_plan({"tasks": [{"id": "c", "loop": loop}]}, {}, ["m"]).dag["c"].call is not None

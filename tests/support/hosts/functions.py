@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from plait.backends import Billing, ConversationRequest, Price, Reply, Usage, ask
-from plait.backends.backend_protocol import Placeable
+from plait.backends.backend_protocol import Allowance, Placeable
 from plait.errors import BackendError, ErrorKind
 
 
@@ -105,3 +105,13 @@ class PricedBackend(Placeable):
 
     async def send(self, prompt: str) -> Reply:
         return Reply(prompt, usage=Usage(1_000_000, 100_000, model="m"))
+
+
+class LimitedBackend(PricedBackend):
+    """A backend whose server reports its limits."""
+
+    @asynccontextmanager
+    async def open(self, request: ConversationRequest) -> AsyncGenerator[PricedBackend]:
+        assert request.on_allowance is not None
+        request.on_allowance(Allowance(requests_per_minute=60.0))
+        yield self
