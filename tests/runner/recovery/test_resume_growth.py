@@ -11,7 +11,7 @@ from plait.backends.backend_protocol import ConversationRequest, Reply
 from plait.errors import BackendError, Conflict, ErrorKind
 from plait.events import TasksAdded
 from plait.persistence import MemoryStore, Store
-from plait.runner.engine.checkpointer import BATCH_LIMIT
+from plait.runner.engine import checkpointer
 from plait.workflows import Decision, RecordedRun
 from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
@@ -89,10 +89,13 @@ async def test_an_empty_list_is_unfolded_again_and_once(store: Store) -> None:
     assert (result.status, result["m"].data, result["m"].reused) == (RunStatus.COMPLETED, [], True)
 
 
-@pytest.mark.slow
-async def test_what_belongs_together_is_written_together_after_a_long_outage() -> None:
+@pytest.mark.parametrize("limit", [40, 41, 42])
+async def test_what_belongs_together_is_written_together_after_a_long_outage(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catching up goes in steps of so many changes, and none of them ends between a completion and what it brought."""
-    width = 4_900
+    monkeypatch.setattr(checkpointer, "BATCH_LIMIT", limit)
+    width = 20
     store = Recording(MemoryStore())
     calls = 0
     tasks_in_all = 2 * width + 5
@@ -107,13 +110,13 @@ async def test_what_belongs_together_is_written_together_after_a_long_outage() -
         calls += 1
         return [spec(f"a{prompt[1:]}")] if prompt.startswith("p") else "x"
 
-    # A planner makes five changes, any other task four: so a step ends right behind a planner's completion.
+    # A planner makes three changes: so one of three limits in a row lies right behind a planner's completion.
     first = [Task(f"t{n}", f"t{n}") for n in range(4)]
     tasks = [*first, *(Task(f"p{n}", f"p{n}", adds_tasks=True) for n in range(width))]
     dag = DAG([*tasks, Task("last", "last", [task.id for task in tasks])])
     result = await ParallelRunner(work, store=failing, concurrency=1).run(dag, "r")
     assert (result.status, len(result.tasks)) == (RunStatus.COMPLETED, tasks_in_all)
-    assert max(len(kinds) for kinds in store.kinds()) >= BATCH_LIMIT
+    assert max(len(kinds) for kinds in store.kinds()) >= limit
     for batch in store.batches:
         assert not isinstance(batch.events[0], TasksAdded)
     assert not result.degraded[0].lost
