@@ -86,7 +86,7 @@ class Demo:
             if time.monotonic() > until:
                 logs = "".join(f"\n{log.name}:\n{log.read_text()[-1000:]}" for log in self.folder.glob("*.log"))
                 raise SystemExit(f"{what}: not within {_LIMIT_S:g} s; the ends of the logs:{logs}")
-            time.sleep(0.2)
+            time.sleep(0.5)
 
     def end(self) -> None:
         """End all processes, with the agents, which outlive the others."""

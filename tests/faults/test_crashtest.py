@@ -155,7 +155,7 @@ main()
 
 
 def test_a_violation_comes_with_the_command_that_shows_it_again(tmp_path: Path) -> None:
-    found = program(tmp_path, BROKEN, "--kills", "30")
+    found = program(tmp_path, BROKEN, "--kills", "10")
     assert found.code == 1
     violations = [line for line in found.err.splitlines() if line.startswith("I5: the run is told")]
     # Which moment a kill meets depends on timing, so that a command may need more tries than it makes.

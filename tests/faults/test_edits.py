@@ -18,8 +18,9 @@ from tests.runner.engine.test_reuse import (
 from tests.support.sizes import size
 
 
+# The twenty plans from 2 on show every bug of edit_bugs.py that the first forty show.
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, size(40, 100), 20))
+@pytest.mark.parametrize("first", size([2], range(0, 100, 20)))
 async def test_the_calls_are_those_of_the_oracle_and_of_the_preview(first: int) -> None:
     found = [one for seed in range(first, first + 20) for one in await violations(seed)]
     assert found == []

@@ -28,11 +28,12 @@ from tests.support.hosts.namespaces import Namespace, namespaces, needs_namespac
 from tests.support.hosts.outliving import HostsWorld
 from tests.support.hosts.sshd import SSHD
 from tests.support.hosts.world import PLAIT
+from tests.support.sizes import size
 
 pytestmark = [pytest.mark.slow, needs_namespaces]
-COUNT = 8
-NAMES: Sequence[str] = ("m1", "m2", "m3", "m4")
-CUT = {"m1", "m2"}
+NAMES: Sequence[str] = size(("m1", "m2"), ("m1", "m2", "m3", "m4"))
+CUT = {*NAMES[::2]}
+COUNT, LOST = 2 * len(NAMES), 2 * len(CUT)
 
 
 class SSHNet:
@@ -157,10 +158,10 @@ async def test_hosts_cut_off_for_longer_than_the_patience_cost_one_attempt_each(
                 if isinstance(event, events.SessionOpened) and event.attempt > 1:
                     assert event.attempt == 2
                     again.add(event.task_id)
-                    if len(again) == 4:
-                        assert len(world.alive()) == 8  # the four that are lost, and four anew
+                    if len(again) == LOST:
+                        assert len(world.alive()) == 2 * LOST  # those that are lost, and as many anew
                         await net.heal(CUT)
-                        await world.until(lambda: len(world.alive()) == 4)
+                        await world.until(lambda: len(world.alive()) == LOST)
                         allow(world, again)
             result = await run.result()
         attempts = await store.list_attempts(RUN)
@@ -168,7 +169,7 @@ async def test_hosts_cut_off_for_longer_than_the_patience_cost_one_attempt_each(
     assert Counter(placed.values()) == dict.fromkeys(NAMES, 2)
     lost = {task for task, place in placed.items() if place in CUT}
     assert again == lost
-    assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT + 4, [])
+    assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT + LOST, [])
     assert {one.id: one.attempts for one in result.tasks.values()} == {task: 1 + (task in lost) for task in placed}
     assert Counter(one.task_id for one in completed) == dict.fromkeys(placed, 1)
     assert _recorded(attempts) == sorted((task, number) for task in placed for number in range(1, 2 + (task in lost)))
@@ -191,13 +192,13 @@ async def test_hosts_cut_off_for_less_than_the_patience_cost_nothing(
                     cut = True
                     for name in CUT:
                         net.spaces[name].cut()
-                if isinstance(event, events.TaskOutput) and event.output == "waiting" and len(waits) < 4:
+                if isinstance(event, events.TaskOutput) and event.output == "waiting" and len(waits) < LOST:
                     waits.add(event.task_id)
-                    if len(waits) == 4:
+                    if len(waits) == LOST:
                         await net.heal(CUT)
                         allow(world, (f"t{number}" for number in range(COUNT)))
             result = await run.result()
-    assert len(waits) == 4
+    assert len(waits) == LOST
     assert (result.status, len(world.turns), world.alive()) == (RunStatus.COMPLETED, COUNT, [])
     assert {one.attempts for one in result.tasks.values()} == {1}
     await world.until(lambda: not host_processes(net))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plait.backends.process.child_process import Lines
 from tests.support.processes.room import ROOT
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "figures"),
     [
-        ("gigabyte", {"lines": 2**20, "total": 2**30 - 2**20, "skipped": 0}),
+        ("many_lines", {"lines": 2**17, "total": 2**27 - 2**17, "skipped": 0}),
+        *size([], [("gigabyte", {"lines": 2**20, "total": 2**30 - 2**20, "skipped": 0})]),
         ("long_line", {"lines": 3, "total": 16, "skipped": 1}),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("distributed")
 
+from plait.events import HostAway
 from tests.support.agents.logs import LIMIT, wait_for
 from tests.support.hosts.dask_cluster import DaskCluster
 from tests.support.processes import command
@@ -62,6 +63,12 @@ def write_plan(folder: Path, address: str, **backend: object) -> None:
     (folder / "plan.json").write_text(json.dumps(plan))
 
 
+def is_stored(folder: Path, kind: str) -> bool:
+    """Whether the store has an event of this kind: to ask the command again and again would take all processors."""
+    with closing(sqlite3.connect(folder / ".plait" / "plait.db")) as database:
+        return database.execute("SELECT 1 FROM events WHERE kind = ?", [kind]).fetchone() is not None
+
+
 def listed(folder: Path) -> list[dict[str, Any]]:
     hosts: list[dict[str, Any]] = plait_here(folder, "doctor", "--hosts", "plan.json", "--json").value["hosts"]
     return hosts
@@ -106,7 +113,8 @@ def test_a_worker_that_is_gone_is_listed_while_a_run_waits_for_it(tmp_path: Path
             wait_for(lambda: begun.exists() and begun.read_text() != "")
             place = begun.read_text()
             cluster.kill(place)
-            wait_for(lambda: "away since" in plait_here(tmp_path, "doctor", "--hosts", "plan.json").out)
+            wait_for(lambda: is_stored(tmp_path, HostAway.kind))
+            assert "away since" in plait_here(tmp_path, "doctor", "--hosts", "plan.json").out
             rows = {one["name"]: one for one in listed(tmp_path)}
             assert set(rows) == {"m1", "m2"}
             assert rows[place]["problem"].startswith("away: ")

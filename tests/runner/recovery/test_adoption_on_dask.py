@@ -19,10 +19,11 @@ from plait import RunStatus, TaskStatus, events
 from plait.events import HostAway
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.dask_outliving import DaskWorld
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
-COUNT = 8
+COUNT = size(4, 8)
 
 
 @pytest.fixture

@@ -21,10 +21,11 @@ from plait.persistence import SQLiteStore
 from plait.runner.engine.run_lifecycle import run_on_hosts
 from tests.support.agents.outliving import RUN
 from tests.support.hosts.outliving import LEASE, HostsWorld, PlacedWorld
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.slow
 
-COUNT = 8
+COUNT = size(4, 8)
 
 
 @pytest.fixture(params=["ssh", "dask"])

@@ -27,9 +27,10 @@ from tests.support.agents.outliving import RUN, dag_of
 from tests.support.hosts.agent import Agent
 from tests.support.hosts.dask_cluster import DaskCluster
 from tests.support.hosts.outliving import PlacedWorld, busy_hosts
+from tests.support.sizes import size
 
 LEASE = 1.0
-AGENTS = {"m1": 4, "m2": 4, "m3": 4}
+AGENTS = size({"m1": 4, "m2": 4}, {"m1": 4, "m2": 4, "m3": 4})
 
 
 class DaskWorld(PlacedWorld):

@@ -118,8 +118,17 @@ def floods() -> None:
         os.write(1, b"all work and no play makes a dull day\n" * 27_000)
 
 
+def many_lines() -> None:
+    """Twice as much as its reader may take, and some more."""
+    _write_mebibytes(128)
+
+
 def gigabyte() -> None:
-    for _ in range(1024):
+    _write_mebibytes(1024)
+
+
+def _write_mebibytes(count: int) -> None:
+    for _ in range(count):
         os.write(1, (b"x" * 1023 + b"\n") * 1024)
 
 
