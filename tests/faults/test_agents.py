@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,25 @@ from tests.support.processes.command import PLAIT, environment, plait, plait_her
 pytestmark = pytest.mark.slow
 
 TURNS = 6
+_STARTED: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Home]:
     home = make_home(tmp_path, monkeypatch)
     tasks = "".join(f'  - {{id: t{n}, prompt: "Turn {n}. [[tool]] [[until go]]"}}\n' for n in range(TURNS))
     (home.path / "plan.yaml").write_text(
         f"backends:\n  coder: {{kind: claude-code, command: ./claude}}\nconcurrency: {TURNS}\ntasks:\n{tasks}"
     )
-    return home
+    yield home
+    for run in _STARTED:
+        run.kill()
+    _STARTED.clear()
+    for pid in home.processes:  # of a test that failed
+        os.kill(pid, signal.SIGKILL)
 
 
-def _until(true: Callable[[], object], seconds: float = 30) -> None:
+def _until(true: Callable[[], object], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "not in time"
@@ -38,9 +44,17 @@ def _until(true: Callable[[], object], seconds: float = 30) -> None:
 
 
 def _start(home: Home, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*PLAIT, *words], cwd=home.path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    _STARTED.append(
+        subprocess.Popen(
+            [*PLAIT, *words],
+            cwd=home.path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     )
+    return _STARTED[-1]
 
 
 def _kill_at_work(home: Home) -> None:
