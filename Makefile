@@ -40,8 +40,8 @@ help:
 	@echo "             the slow tests, about ten minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
 	@echo "make nightly the slow tests and real agents in their whole sizes, and every kind of crash test with its planted bugs: hours"
 	@echo "make test-clis"
-	@echo "             what plait relies on in real agents (Claude Code, Codex, Gemini, ...), asked of their commands:"
-	@echo "             installed by npm into ~/.cache/plait-clis, run against a model server of our own"
+	@echo "             plait with real agents (Claude Code, Codex, Gemini, ...): installed by npm into ~/.cache/plait-clis, run"
+	@echo "             against a model server of our own; NIGHTLY=1 asks also what their commands do by themselves"
 	@echo "make crashtest"
 	@echo "             kill runs with SIGKILL at every step, resume them, and see what is left; of the graph of a plan of yours:"
 	@echo "             make crashtest PLAN=~/plan.yaml KILLS=500"
@@ -154,10 +154,11 @@ clean:
 		> "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/plait_mutant.pth"
 	@touch $@
 
-# With the development extras, since the reference imports every public name; `build` makes the distributions.
-.venv/.docs: .venv/.dev
+# With the development extras, since the reference imports every public name; `build` makes the distributions. In one step:
+# pip would look for every package of the first once more.
+.venv/.docs: .venv/.made pyproject.toml
 	$(INSTALL) -e '.[dev,docs]'
-	@touch $@
+	@touch .venv/.dev $@
 
 .venv/.model: .venv/.made
 	@$(BIN)/python -c 'import ctypes, sys; sys.platform == "linux" and ctypes.CDLL("libgomp.so.1")' 2>/dev/null || { \
