@@ -154,7 +154,7 @@ async def preview_reuse(
     """
     plan, dag = dag, prepared(dag, config)
     names = backend_names(dag, config)
-    run = await stored_run(config.store, reuse.like, record, plan=dag)
+    run = await stored_run(config.store, reuse.like, record)
     now = config.clock.wall()
     answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now, run)
     live = LiveRun(run_id="preview", options=config, policy=policy, answers=answers)

@@ -77,7 +77,7 @@ async def cut_offs(
         return []
     state = RunState(decode_dag(run, tasks), tasks)
     try:
-        parent = await stored_run(store, reuse.like, plan=state.dag)
+        parent = await stored_run(store, reuse.like)
     except RunNotFound:
         return []
     texts = {task_identity(parent.state, place): task.text for place, task in enumerate(parent.tasks)}
