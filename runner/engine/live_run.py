@@ -26,7 +26,6 @@ from plait.backends.running_turn import Cancellation
 from plait.clock_and_ids import stamper
 from plait.errors import PlaitError
 from plait.events import (
-    BackendThrottled,
     Event,
     EventsDropped,
     Owner,
@@ -315,8 +314,10 @@ class LiveRun:
     """What a person has changed in the run."""
     notify: Sequence[NotifyTarget | None] = ()
     """Where the notices of the run go, as stored with it."""
-    closed: Sequence[BackendThrottled] = ()
-    """The backends with spares, and the spares, that a limit had closed in an earlier process, until a later time."""
+    closed: Mapping[str, tuple[float | None, str]] = field(default_factory=dict[str, tuple[float | None, str]])
+    """The backends that a limit had closed in an earlier process, each with the Unix time until which, None if that has
+    passed, and the cause.
+    """
 
     # Executed.
     scheduler: Scheduler = field(init=False)

@@ -29,7 +29,7 @@ import anyio
 
 from plait import events
 from plait.backends.backend_protocol import Backend, HostConnections, PlacedBackend, RunOnHosts
-from plait.clock_and_ids import iso, parse_time
+from plait.clock_and_ids import iso
 from plait.errors import Conflict, Fenced, OwnershipLost, RunExists
 from plait.events import RunReleased
 from plait.failpoints import reached
@@ -43,9 +43,8 @@ from plait.runner.engine.lease import renew, unregister
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.scheduling.slots import Pause
 from plait.runner.state.attempt_files import hosts_key, kill_orphans
-from plait.runner.state.run_state import THROTTLING, RunState
+from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
 from plait.task import failed_status
 
@@ -175,16 +174,14 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
         options.slot_pool(),
         statuses=state.statuses,
         later=run.next_tries.keys(),
-        throttled=_throttled(run),
         held=run.adopted.keys(),
         spares=options.spares,
         moved=state.moved,
         priority=run.priority,
         looks_first=run.answers is not None,
     )
-    for closed in run.closed:
-        if closed.until is not None:
-            run.scheduler.close(closed.backend, parse_time(closed.until), closed.cause)
+    for name, (until, cause) in run.closed.items():
+        run.scheduler.close(name, until, cause)
     if run.tuning.changes:
         run.scheduler.tune(run.tuning)
     executor = Executor(run)
@@ -234,21 +231,6 @@ def _is_over(run: LiveRun, executor: Executor) -> bool:
     if executor.ended_by == "refusal":
         return False
     return executor.ended_by == "cancel" or all(status in TASK_DONE for status in run.state.statuses)
-
-
-def _throttled(run: LiveRun) -> dict[int, Pause]:
-    """Return the pause of each pending task whose last attempt was throttled in an earlier process; without an end if
-    that was the attempt before, and the last one, perhaps the probe, was cut.
-    """
-    times, state, pauses = run.next_tries, run.state, dict[int, Pause]()
-    for i, record in enumerate(state.records):
-        if state.statuses[i] is not TaskStatus.PENDING:
-            continue
-        if record.error_kind in THROTTLING:
-            pauses[i] = Pause(times.get(i, 0.0), record.error_kind or "", probe=True)
-        elif record.error_kind is None and state.was_throttled(i):
-            pauses[i] = Pause(probe=True)
-    return pauses
 
 
 def _report_away(run: LiveRun, host: str, since: float | None, reason: str, tasks: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ continue loaded; executed, and on with what the store has taken.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import TypeAlias
@@ -318,17 +318,23 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     live.first_events = new_events
     live.policy_state, live.policy_backlog = decided, backlog
     live.next_tries, live.adopted = {**plan.later, **delayed}, adopted
-    live.closed = await _still_closed(run, parse_time(at)) if options.spares else ()
+    live.closed = await _closed_backends(run, options.backends, parse_time(at))
     return True
 
 
-async def _still_closed(run: StoredRun, now: float) -> list[events.BackendThrottled]:
-    """Return the last events of the backends that a limit closes until later than `now`. Raises StoreError."""
+async def _closed_backends(run: StoredRun, backends: Container[str], now: float) -> dict[str, tuple[float | None, str]]:
+    """Return which of the backends a limit has closed for long, by the last event of each: see `LiveRun.closed`. Raises
+    StoreError.
+    """
     ours = {events.OWN_LIMITS, events.USD_PER_DAY}
     throttled = stored_events(run.store, run.record.run_id, events.BackendThrottled)
     last = {one.backend: one async for one in throttled if one.cause not in ours}
-    ends = ((one, parse_time(one.until)) for one in last.values() if one.until)
-    return [one for one, until in ends if until > now and until - parse_time(one.at) > LONG_S]
+    ends = {name: (parse_time(one.until), one) for name, one in last.items() if one.until}
+    return {
+        name: (until if until > now else None, one.cause)
+        for name, (until, one) in ends.items()
+        if name in backends and until - parse_time(one.at) > LONG_S
+    }
 
 
 async def _budget(options: RunOptions, run: StoredRun, raises: list[events.BudgetRaised], at: str) -> Budget | None:

@@ -37,6 +37,8 @@ from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import FailureMode, Join, Task, may_start
 
 _UNKNOWN = Pause()
+_NOBODY = -1
+"""In the place of a task, for a limit that an earlier process has met."""
 _GOES_ON = 1e12
 """More than any path: the server still has the conversation in its cache, and its end sets a slot free."""
 _NO_SPARES: Mapping[str, Sequence[str]] = {}
@@ -48,10 +50,8 @@ class Scheduler:
     path first, ties by order of declaration.
 
     `backends` names the backend of each task. `slots` are the slots of this run, or slots shared with other runs. A
-    stored run begins with the `statuses` of its tasks, and, by position: tasks to set aside until `later`; pending
-    tasks that were `throttled` by their backend, with the pause, which is over without an end and for those outside
-    `later`; and tasks that have `held` a slot since before. If these are more than the slots, none starts until enough
-    of them have ended.
+    stored run begins with the `statuses` of its tasks, and, by position: tasks to set aside until `later`, and tasks
+    that have `held` a slot since before. If these are more than the slots, none starts until enough of them have ended.
 
     While a limit closes a backend, its tasks take slots of the first of its `spares` that none closes, and are its own
     again once they have given the slot back. `moved` names the backends of the held slots that are spares. Of the runs
@@ -66,7 +66,6 @@ class Scheduler:
         *,
         statuses: Sequence[TaskStatus] = (),
         later: Collection[int] = (),
-        throttled: Mapping[int, Pause] | None = None,
         held: Collection[int] = (),
         spares: Mapping[str, Sequence[str]] = _NO_SPARES,
         moved: Mapping[int, str] = _NOT_MOVED,
@@ -87,8 +86,10 @@ class Scheduler:
         self._queue_of = [self._queue(name) for name in backends]
         self._spares = {self._queue(name): [*map(self._queue, others)] for name, others in spares.items()}
         """The queues of the spares of a backend, by its queue."""
-        self._moved: dict[int, tuple[ReadyQueue, str]] = {}
-        """The queue of the own backend of each task that has a slot of a spare, and the name of the spare."""
+        self._own: dict[int, ReadyQueue] = {}
+        """The queue of the own backend of each task that has a slot of another one: of a spare, or, after `move`, of
+        the backend of its judge, for which it may still wait.
+        """
         self._refused: dict[int, Account] = {}
         """In a run with spares, the accounts that each task that was set aside keeps paused."""
         self._asking_credit: dict[int, str] = {}
@@ -109,8 +110,8 @@ class Scheduler:
         for position in dag.behind_rows:
             self._missing[position] += 1
         self._joins = Joins(dag, self._missing)
-        self._judged: dict[int, ReadyQueue] = {}
-        """The queues of the backends of tasks that have a slot of their judge's backend, or wait for one (`move`)."""
+        self._judged: set[int] = set()
+        """The tasks that have a slot of their judge's backend, or wait for one (`move`)."""
         self._moving: set[int] = set()
         """Those that wait."""
         self.taken = 0
@@ -124,7 +125,7 @@ class Scheduler:
                 self._move_to(position, self._queue(moved[position]))
             self._queue_of[position].take(None)
             self.taken += 1
-        self._load(statuses or [TaskStatus.PENDING] * len(dag), later, throttled or {})
+        self._load(statuses or [TaskStatus.PENDING] * len(dag), later)
 
     def _queue(self, name: str) -> ReadyQueue:
         queue = self._queues.get(name)
@@ -132,7 +133,7 @@ class Scheduler:
             changed = partial(self._throttling_changed, name)
             account = self._slots.account_of(name)
             slots = self._slots.slots(name)
-            queue = ReadyQueue(self, self._slots, slots, account, changed, self._priority)
+            queue = ReadyQueue(self, name, self._slots, slots, account, changed, self._priority)
             self._queues[name] = queue
         return queue
 
@@ -290,13 +291,11 @@ class Scheduler:
 
     def spare_of(self, position: int) -> str | None:
         """Return the spare backend of which the task has a slot; None for a task with a slot of its own backend."""
-        moved = self._moved.get(position)
-        return None if moved is None else moved[1]
+        return self._queue_of[position].name if position in self._own and position not in self._judged else None
 
     def _move_to(self, position: int, queue: ReadyQueue) -> None:
         """Let the task, which takes a slot of `queue`, be that queue's as long as it has the slot."""
-        name = next(name for name, one in self._queues.items() if one is queue)
-        self._moved[position], self._queue_of[position] = (self._queue_of[position], name), queue
+        self._own[position], self._queue_of[position] = self._queue_of[position], queue
 
     def _serving(self, queue: ReadyQueue) -> ReadyQueue:
         """Return the queue whose slots the ready tasks of `queue` take now: its own, unless a limit closes the backend
@@ -414,7 +413,8 @@ class Scheduler:
 
     def finish(self, position: int, status: TaskStatus) -> None:
         """Release the slot of the started task at `position`, ended as `status`, and unlock its dependents."""
-        account = self._free(position)
+        account = self._queue_of[position].account
+        self._free(position)
         if status is TaskStatus.COMPLETED:
             account.complete()
         self._slots.offer(self, self._priority)
@@ -441,8 +441,11 @@ class Scheduler:
         queue = self._queue(name)
         if queue is self._queue_of[position] and queue.account.gate is None:
             return False
+        answered = self._queue_of[position].account
         self._free(position)
-        self._judged[position], self._queue_of[position] = self._queue_of[position], queue
+        answered.complete()
+        self._move_to(position, queue)
+        self._judged.add(position)
         self._moving.add(position)
         heapq.heappush(queue.heap, (-self._paths[position], position))
         self._slots.offer(self, self._priority)
@@ -508,37 +511,40 @@ class Scheduler:
 
     def has_spares(self, position: int) -> bool:
         """Return whether the backend of the started task, or the one whose spare it is, has spares."""
-        return bool(self._spares) and self._own_queue(position) in self._spares
-
-    def _own_queue(self, position: int) -> ReadyQueue:
-        moved = self._moved.get(position)
-        return self._queue_of[position] if moved is None else moved[0]
+        return self._own.get(position, self._queue_of[position]) in self._spares
 
     def limit(self, position: int, pause: Pause) -> float:
         """Close the backend that has refused the started task, until `reopen`, because a limit holds for all tasks.
         Return the Unix time from which one of the task's backends is open, the past if one is. `set_aside` follows.
         """
-        account, name = self._queue_of[position].account, self.spare_of(position)
-        name = name or next(name for name, one in self._queues.items() if one.account is account)
-        self._refuse(account, position, pause)
-        self.closings.append((name, position, pause.until))
+        queue = self._queue_of[position]
+        self._refuse(queue.account, position, pause)
+        self.closings.append((queue.name, position, pause.until))
         return min(pause.until, self.others_open_at(position))
 
     def others_open_at(self, position: int) -> float:
         """Return the Unix time from which one of the other backends of the started task is open, the past if one is;
         infinite if there is none with credit.
         """
-        called, own = self._queue_of[position], self._own_queue(position)
+        called = self._queue_of[position]
+        own = self._own.get(position, called)
         others = (one.account for one in (own, *self._spares.get(own, ())) if one is not called)
         return min(map(_end_of_limit, others), default=inf)
 
-    def close(self, name: str, until: float, cause: str) -> None:
-        """Close a backend that a limit has closed in an earlier process, until `reopen`."""
-        account, nobody = self._queue(name).account, -1
-        if not account.taken:  # calls of other runs say more about a limit than what an earlier process has stored
-            account.close_for((self, nobody), Pause(until, cause, probe=True))
-            account.announce()
-            self.closings.append((name, nobody, until))
+    def close(self, name: str, until: float | None, cause: str) -> None:
+        """Close a backend, until `reopen`, that a limit has closed in an earlier process. If that time has passed
+        (None), let a task look first whether the limit has ended.
+        """
+        queue = self._queue(name)
+        account = queue.account
+        if account.taken > queue.taken:  # calls of other runs say more about a limit than what is stored
+            return
+        if until is None:
+            account.probing = True
+        else:
+            account.close_for((self, _NOBODY), Pause(until, cause, probe=True))
+            self.closings.append((name, _NOBODY, until))
+        account.announce()
 
     def reopen(self, name: str, position: int) -> None:
         """Let a task look whether the limit has ended that has closed the backend for the task at `position`."""
@@ -660,7 +666,7 @@ class Scheduler:
         queues = [self._queues[name] for name in self._asking_credit.values()]
         return all(one in queues for one in (queue, *self._spares.get(queue, ())))
 
-    def _load(self, statuses: Sequence[TaskStatus], later: Collection[int], throttled: Mapping[int, Pause]) -> None:
+    def _load(self, statuses: Sequence[TaskStatus], later: Collection[int]) -> None:
         self._joins.enter(0, statuses)
         for position, status in enumerate(statuses):
             if status is not TaskStatus.PENDING and self._is_satisfied(position, status):
@@ -672,29 +678,12 @@ class Scheduler:
             if status is not TaskStatus.PENDING:
                 # Dependencies may run again, but this task does not: the count must never reach zero.
                 self._missing[position] = -1
-            elif not self._missing[position] and position in later:
-                self.later.append(position)
-                if position in throttled and self._only_user(position):
-                    account = self._queue_of[position].account
-                    if throttled[position].until:
-                        account.close_for((self, position), throttled[position])
-                    else:
-                        account.probing = True
-                    account.announce()
-                    self._refused[position] = account
             elif not self._missing[position]:
-                if position in throttled and self._only_user(position):
-                    # The limit may not have ended, though its time has passed.
-                    self._queue_of[position].account.probing = True
-                self._push(position)
+                if position in later:
+                    self.later.append(position)
+                else:
+                    self._push(position)
         self.aside += len(self.later)
-
-    def _only_user(self, position: int) -> bool:
-        """Return whether no other run calls the task's backend now. Calls that are accepted say more about a limit than
-        what an earlier process has stored.
-        """
-        queue = self._queue_of[position]
-        return queue.account.taken == queue.taken
 
     def _count(self, position: int, statuses: Sequence[TaskStatus]) -> int:
         """Return the number of tasks that the task at `position` waits for."""
@@ -727,24 +716,22 @@ class Scheduler:
         while self._slotless and self._slotless[0] in self._dropped:
             self._slotless.popleft()
 
-    def _free(self, position: int) -> Account:
-        """Release the slot of the task. Return the account of the backend that has answered it."""
-        queue = answered = self._queue_of[position]
-        if self._judged and position in self._judged:
-            self._queue_of[position] = answered = self._judged.pop(position)
-            if position in self._moving:
-                self._moving.discard(position)
-                queue.heap.remove((-self._paths[position], position))
-                heapq.heapify(queue.heap)
-                self._discard_dropped(queue.heap)
-                return answered.account
+    def _free(self, position: int) -> None:
+        """Release the slot of the task, or the wait for one of its judge's. The task is its own backend's again."""
+        queue = self._queue_of[position]
+        if self._own and position in self._own:
+            self._queue_of[position] = self._own.pop(position)
+            self._judged.discard(position)
+        if self._moving and position in self._moving:
+            self._moving.discard(position)
+            queue.heap.remove((-self._paths[position], position))
+            heapq.heapify(queue.heap)
+            self._discard_dropped(queue.heap)
+            return
         queue.free()
         self.taken -= 1
         if queue.is_probe(position):
             self._end_probe(queue.account, accepted=True)
-        if self._moved and position in self._moved:
-            self._queue_of[position] = self._moved.pop(position)[0]
-        return answered.account
 
 
 def _end_of_limit(account: Account) -> float:

@@ -472,6 +472,8 @@ class ReadyQueue:
     """
 
     run: object
+    name: str
+    """The name of the backend."""
     pool: SlotPool
     slots: BackendSlots
     account: Account

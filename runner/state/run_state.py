@@ -731,10 +731,6 @@ class RunState:
         """Reset the counts of the task, because a person has reopened the task."""
         del self._failures[position], self._throttled[position], self._refusals[position]
 
-    def was_throttled(self, position: int) -> bool:
-        """Return whether the task's backend has refused the task because of a limit or an overload."""
-        return self._throttled[position] > 0
-
     def count_stored_failures(self, position: int, attempts: Iterable[AttemptRecord]) -> None:
         """Count the task's failed attempts of earlier processes. A crash thus gives a task no further attempts, and no
         further corrections.

@@ -172,7 +172,8 @@ async def test_a_crash_in_the_meantime_changes_nothing(goes_on: bool, store: Sto
     assert (retrying.continues_session, retrying.error) == (goes_on, "usage limit reached")
     # What is left of five hours, and of the half second at most by which they were stretched.
     assert HOURS - 3600 <= retrying.delay_s <= HOURS - 3600 + 0.5
-    assert sum(clock.slept) == pytest.approx(retrying.delay_s, abs=0.002)
+    # The task and its backend wait for the same time, in steps of a minute.
+    assert -0.002 <= sum(clock.slept) - retrying.delay_s <= 60.002
     assert len(await store.list_messages("r", "a")) == (3 if goes_on else 2)
 
 
@@ -197,7 +198,7 @@ async def test_the_time_of_the_next_attempt_may_come_while_the_resume_takes_the_
 
     slow = FaultyStore(store, on_write(passes))
     assert (await ParallelRunner(Talker(), store=slow, clock=clock).resume("r")).status is RunStatus.COMPLETED
-    assert clock.slept == [0.0]
+    assert {*clock.slept} == {0.0}
 
 
 async def test_hours_and_weeks_are_waited_for(store: Store) -> None:

@@ -54,7 +54,8 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
     places = SlotPool(8, shared=True)
     busy = Scheduler(wide("a", 20), ["x"] * 20, places)
     assert [busy.take() for _ in range(8)] == list(range(8))
-    resumed = Scheduler(wide("b", 1), ["x"], places, later=[0], throttled={0: Pause(probe=True)})
+    resumed = Scheduler(wide("b", 1), ["x"], places, later=[0])
+    resumed.close("x", None, "429")
     assert busy.slots_of("x") == (8, 8), "and does not close what accepts calls"
     busy.throttle(0, AT_ONCE)
     for number in range(1, 8):

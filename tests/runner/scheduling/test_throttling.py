@@ -318,12 +318,9 @@ def test_one_task_goes_first_after_a_long_pause_beside_tasks_that_run_since_befo
 def test_the_task_that_goes_first_keeps_to_the_limit_of_the_backend() -> None:
     plan = after_long_pause(1, slots=SlotPool(8, {"one": 2}))
     assert plan.take() == 0
-    held: Any = {
-        "statuses": [TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING] * 2,
-        "held": [0, 1],
-        "throttled": {2: LONG},
-    }
+    held: Any = {"statuses": [TaskStatus.RUNNING] * 2 + [TaskStatus.PENDING] * 2, "held": [0, 1]}
     full = Scheduler(DAG(Task(f"t{number}", "x") for number in range(4)), ["one"] * 4, SlotPool(8, {"one": 2}), **held)
+    full.close("one", None, "429")
     assert full.take() is None
     full.finish(0, DONE)
     assert taken(full) == [2]
@@ -361,7 +358,8 @@ def test_when_the_run_of_the_task_that_went_first_ends_a_task_of_another_run_goe
     assert len(running) > 1
     for position in running:
         other.finish(position, DONE)
-    resumed = Scheduler(DAG([Task("t", "t")]), ["one"], slots, throttled={0: LONG})
+    resumed = Scheduler(DAG([Task("t", "t")]), ["one"], slots)
+    resumed.close("one", None, "429")
     assert resumed.take() == 0, "its own task goes first, after that of the other run"
 
 
@@ -379,8 +377,9 @@ def test_a_run_that_ends_while_its_task_is_refused_keeps_no_other_run_waiting() 
 
 def test_one_task_goes_first_in_a_resumed_run_beside_the_attempts_that_still_run() -> None:
     statuses = [TaskStatus.RUNNING] * 3 + [TaskStatus.PENDING] * 5
-    initial: Any = {"statuses": statuses, "held": [0, 1, 2], "throttled": {3: LONG}}
+    initial: Any = {"statuses": statuses, "held": [0, 1, 2]}
     plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(8)), ["one"] * 8, SlotPool(8), **initial)
+    plan.close("one", None, "429")
     assert taken(plan) == [3]
     plan.finish(0, DONE)
     assert taken(plan) == []
