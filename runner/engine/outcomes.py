@@ -38,7 +38,7 @@ from plait.runner.state.budget import BUDGET, raise_of
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
-from plait.task import FailureMode, Task, at_most_once_question, failed_status
+from plait.task import Task, at_most_once_question, failed_status
 from plait.usage import NO_USAGE, Usage
 
 GATHERING = "for_each"
@@ -301,8 +301,7 @@ class OutcomeHandler:
     def expand_or_gather(self, position: int) -> list[events.Event]:
         """Expand the task with `for_each` at `position` into parts, or gather the results once all parts are done.
 
-        The task holds no slot. If expansion fails, the task fails. A soft failure is postponed until all dependencies
-        are done, because prompts of dependents may refer to the dependencies.
+        The task holds no slot. If expansion fails, the task fails.
         """
         state = self._state
         if state.dag.tasks[position].calls:
@@ -312,9 +311,6 @@ class OutcomeHandler:
         try:
             return growth.expand(self._run, position)
         except DAGError as error:
-            is_hard = state.dag.tasks[position].failure_mode is FailureMode.HARD
-            if not is_hard and self._scheduler.put_back(position, state.statuses):
-                return []
             return self._end_for_each(position, BackendError(ErrorKind.INVALID_REQUEST, str(error)[:2000]))
 
     def _call_or_return(self, position: int) -> list[events.Event]:

@@ -229,14 +229,6 @@ class Scheduler:
             self._push(ready)
         self._decrement(self._joins.paired(position))
 
-    def put_back(self, position: int, statuses: Sequence[TaskStatus]) -> bool:
-        """Let a `for_each` task that could not be expanded wait for its paired tasks. Return whether any of them is
-        unfinished.
-        """
-        self._joins.unpair(position)
-        self._missing[position] = self._count(position, statuses)
-        return self._missing[position] > 0
-
     def take_slotless(self) -> int | None:
         """Return the next ready `for_each` task or task with an undecided condition; None if there is none. The task
         holds no slot.
@@ -786,21 +778,15 @@ class Joins:
     def __init__(self, dag: DAG, missing: list[int]) -> None:
         self._dag = dag
         self._missing = missing
-        self._unpaired: set[int] = set()
-        """The `for_each` tasks that could not be expanded and wait for all dependencies before failing."""
         self.joined: dict[int, _Joined] = {}
         self._follows = False
         self._dead: set[int] = set()
-
-    def unpair(self, position: int) -> None:
-        """Cancel the pairings of the task at `position`: from now on the task waits for its dependencies itself."""
-        self._unpaired.add(position)
 
     def waits(self, position: int, other: int) -> bool:
         """Return whether the task at `position` itself waits for `other`, a task it needs. For a pair, only the parts
         wait.
         """
-        return position in self._unpaired or not self._dag.pairs_up(position, other)
+        return not self._dag.pairs_up(position, other)
 
     def waiting(self, position: int) -> Sequence[int]:
         """Return the positions of the tasks that themselves wait for the task at `position`."""
