@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from plait.errors import InvalidRequest
 from plait.events import RunTuned
-from plait.json_form import to_json, value
+from plait.json_form import as_json, from_json, parsed_object, to_json, value
 from plait.persistence.store_records import Note, NoteRecord
 from plait.runner.domain.dag import DAG
 from plait.task import FailureMode, Task
@@ -23,6 +23,7 @@ TUNE = "tune"
 """The kind of note that tunes a run."""
 MOST_SLOTS = 10_000
 """The most tasks that a person may ask to run at once."""
+_AT = frozenset({"at"})
 _Of: TypeAlias = tuple[str | None, bool]
 """What a change is about: a backend, None for the run, and whether its slots or its pause."""
 
@@ -113,8 +114,7 @@ def checked_change(change: RunTuned) -> RunTuned:
 
 def tune_note(change: RunTuned) -> Note:
     """Return the note that asks for `change`."""
-    body = {"backend": change.backend, "paused": change.paused, "slots": change.slots}
-    return Note(TUNE, change.at, body=to_json(body))
+    return Note(TUNE, change.at, body=to_json(as_json(change, _AT)))
 
 
 def tuned_in(note: NoteRecord) -> RunTuned | None:
@@ -122,10 +122,7 @@ def tuned_in(note: NoteRecord) -> RunTuned | None:
     if note.kind != TUNE:
         return None
     try:
-        body = json.loads(note.body)
-        backend, paused, slots = body["backend"], body["paused"], body["slots"]
-        change = RunTuned(note.at, backend, paused, slots)
-        fits = isinstance(backend, str | None) and isinstance(paused, bool | None) and type(slots) in {int, type(None)}
-        return checked_change(change) if fits and (paused is None) is not (slots is None) else None
-    except (ValueError, TypeError, KeyError, RecursionError, InvalidRequest):
+        change = from_json(RunTuned, {**parsed_object(note.body), "at": note.at})
+        return checked_change(change) if (change.paused is None) is not (change.slots is None) else None
+    except (ValueError, RecursionError, InvalidRequest):
         return None

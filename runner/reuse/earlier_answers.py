@@ -25,7 +25,7 @@ from plait.backends.output_schema import Mismatch, Schema
 from plait.clock_and_ids import parse_time
 from plait.dialogue import Message
 from plait.errors import BackendError, InvalidRequest, PlaitError, RunNotFound, StoreError, TaskNotFound, nearest
-from plait.json_form import JsonValue, to_json, value
+from plait.json_form import JsonValue, as_json, from_json, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.reuse.answer_keys import AnswerKeys, settings_of, task_identity
@@ -69,19 +69,13 @@ class ReuseFrom:
 
     def as_settings(self) -> dict[str, JsonValue]:
         """Return the settings of a run that say the same, for `of_settings` at a resume."""
-        stored: dict[str, JsonValue] = {"like": self.like}
-        stored |= {"fresh": list(self.fresh), "keep_answers": self.keep_answers}
-        if self.roots is not None:
-            stored |= {"roots": list(self.roots), "results": dict(self.results), "only": self.only}
-        return {REUSE: stored}
+        return {REUSE: as_json(self)}
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> ReuseFrom | None:
         """Return the value in the settings of a run; None for a run that takes no answers over."""
-        if (stored := settings.get(REUSE)) is None:
-            return None
-        lists: dict[str, Any] = {name: tuple(stored[name]) for name in ("fresh", "roots") if name in stored}
-        return cls(**{**stored, **lists})
+        stored = settings.get(REUSE)
+        return None if stored is None else from_json(cls, stored)
 
     @property
     def description(self) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from string import ascii_letters, digits
 
 from anyio.to_thread import run_sync
 
@@ -28,13 +27,13 @@ from plait.program_log import logger
 from plait.statuses import TASK_STATUSES, TaskStatus
 
 SESSIONS = "sessions"
-_PLAIN = frozenset(f"{ascii_letters}{digits}._-".encode())
 _LONGEST, _DIGEST = 100, 32
 """Most characters of a name, and the characters of the digest at the end of some names. Only names with a digest
 contain a `~`.
 """
 _AS_IT_IS = re.compile(rf"[a-z0-9_-][a-z0-9._-]{{0,{_LONGEST - 1}}}")
-"""Ids usable as names without encoding, as most ids are."""
+"""Ids usable as names without a digest, as most ids are."""
+_OTHERS = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def files_root(store: object) -> Path | None:
@@ -61,13 +60,8 @@ def hosts_key(run_id: str, created_at: str) -> str:
 def _name(text: str) -> str:
     if _AS_IT_IS.fullmatch(text) and text != SESSIONS:
         return text
-    encoded = text.encode("utf-8", "surrogatepass")
-    name = "".join(chr(byte) if byte in _PLAIN else f"%{byte:02x}" for byte in encoded)
-    if name.startswith("."):
-        name = f"%2e{name[1:]}"
-    if name and len(name) <= _LONGEST and name == name.lower() and name != SESSIONS:
-        return name
-    return f"{name[: _LONGEST - _DIGEST - 1]}~{sha256(encoded).hexdigest()[:_DIGEST]}"
+    digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{_OTHERS.sub('_', text)[: _LONGEST - _DIGEST - 1]}~{digest}"
 
 
 _UNUSED_S = 3600.0

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapp
 from contextlib import aclosing
 from dataclasses import field, fields, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from plait.backends.backend_protocol import DetachedTurn
 from plait.clock_and_ids import parse_time
@@ -27,7 +27,7 @@ from plait.errors import (
 )
 from plait.events import RUN_ENDS, Event, NewTask, TaskInterrupted, TaskPlaced, TaskRetried, TaskStarted
 from plait.failpoints import reached
-from plait.json_form import JsonValue, from_json, to_json, value
+from plait.json_form import JsonValue, as_json, from_json, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import (
     AttemptRecord,
@@ -164,24 +164,13 @@ class PolicyState:
     """The id of the task after whose end the policy raised or returned an invalid decision."""
 
     def encoded(self) -> str:
-        """Return the JSON for `PolicyDecided.state`. Raises TypeError or ValueError for a value outside JSON."""
-        fields: dict[str, JsonValue] = {"state": self.state}
-        if self.end is not None:
-            fields |= {"end": self.end.value, "error": self.error}
-        if self.idle:
-            fields["idle"] = True
-        if self.failed_on is not None:
-            fields["failed_on"] = self.failed_on
-        return to_json(fields)
+        """Return the JSON for `PolicyDecided.state_json`. Raises TypeError or ValueError for a value outside JSON."""
+        return to_json(as_json(self))
 
 
 def read_policy_state(encoded: str | None) -> PolicyState:
-    """Return the decoded state; the initial state for None. Raises ValueError, KeyError or TypeError if damaged."""
-    if encoded is None:
-        return PolicyState()
-    fields = json.loads(encoded)
-    end = None if "end" not in fields else cast("PolicyEnd", RunStatus(fields["end"]))
-    return PolicyState(fields["state"], end, fields.get("error"), fields.get("idle", False), fields.get("failed_on"))
+    """Return the decoded state; the initial state for None. Raises ValueError if damaged."""
+    return PolicyState() if encoded is None else from_json(PolicyState, json.loads(encoded))
 
 
 async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRecord]:
@@ -327,11 +316,9 @@ def cancel_note(record: RunRecord, at: str) -> Note:
 async def asks_for_cancel(store: Store, run_id: str, notes: Sequence[NoteRecord]) -> bool:
     """Return whether a valid request to cancel the run is among its `notes`. Raises StoreError."""
     seen = max((_seen(note) for note in notes if note.kind == CANCEL), default=None)
-    while seen is not None and (events := await store.list_events(run_id, seen)):
-        if any(event.kind in RUN_ENDS for event in events):
-            return False
-        seen = events[-1].seq
-    return seen is not None
+    if seen is None:
+        return False
+    return not [event async for event in events_after(store, run_id, seen) if event.kind in RUN_ENDS]
 
 
 def _seen(note: NoteRecord) -> int:
@@ -431,13 +418,12 @@ async def next_tries(
     }
     times: dict[str, float] = {}
     for kind, attempts in waiting.items():
-        after = 0
-        while attempts and (page := await store.list_events(run_id, after, kind=kind)):
-            for event in page:
-                delay_s = json.loads(event.detail).get("delay_s")
-                if delay_s is not None and event.task_id and attempts.get(event.task_id) == event.attempt:
-                    times[event.task_id] = min(parse_time(event.at), now) + delay_s
-            after = page[-1].seq
+        if not attempts:
+            continue
+        async for event in events_after(store, run_id, kind=kind):
+            delay_s = json.loads(event.detail).get("delay_s")
+            if delay_s is not None and event.task_id and attempts.get(event.task_id) == event.attempt:
+                times[event.task_id] = min(parse_time(event.at), now) + delay_s
     return times
 
 

@@ -160,7 +160,7 @@ def _read(kind: Any, form: Any) -> Any:
     elif origin is tuple and isinstance(form, list):
         return tuple(_read(inner[0], one) for one in cast("list[object]", form))
     elif origin is Literal and form in inner:
-        return form
+        return inner[inner.index(form)]  # the member of an enum for its word
     elif origin in {abc.Mapping, dict, list} and isinstance(form, dict if origin is abc.Mapping else origin):
         return form  # pyright: ignore[reportUnknownVariableType]
     elif origin is abc.Collection and isinstance(form, list):

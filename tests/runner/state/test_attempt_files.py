@@ -64,8 +64,8 @@ def test_a_turn_has_a_folder_of_its_own_below_its_run(run_id: str, task_id: str)
     [
         (("20261122-101500-123-k3f9ab", "write", 1), "20261122-101500-123-k3f9ab/write/1"),
         (("r", "part.1", 2), "r/part.1/2"),
-        (("r", "a b/ü", 1), "r/a%20b%2f%c3%bc/1"),
-        (("r", "..", "0-17"), "r/%2e./0-17"),
+        (("r", "a b/ü", 1), "r/a_b__~736afe6567bb38b374aa95187b5c3f83/1"),
+        (("r", "..", "0-17"), "r/__~5ec1f7e700f37c3d0b2981d04855fc34/0-17"),
         (("r", "Write", 1), "r/Write~3f00927a719345edd4a8316599d3b328/1"),
     ],
 )
