@@ -130,10 +130,8 @@ class Scheduler:
     def _queue(self, name: str) -> ReadyQueue:
         queue = self._queues.get(name)
         if queue is None:
-            changed = partial(self._throttling_changed, name)
-            account = self._slots.account_of(name)
-            slots = self._slots.slots(name)
-            queue = ReadyQueue(self, name, self._slots, slots, account, changed, self._priority)
+            account, slots = self._slots.account_of(name), self._slots.slots(name)
+            queue = ReadyQueue(self, name, self._slots, slots, account, self._throttling_changed, self._priority)
             self._queues[name] = queue
         return queue
 
@@ -330,25 +328,20 @@ class Scheduler:
             waits = any(queue.heap for queue in queues)
             queues = self._tuned(self._tuning)
         for queue in queues:
-            if queue.account.gate is not None:
-                waits = self._join(queue, queue.account.gate, take) or waits
-            if queue.heap and (self._slots.shared or not queue.account.is_open):
-                queue.wait(partial(self._offered, queue, take))
-                waits = True
+            waits = self._request(queue, queue.heap, take) or waits
         for queue in self._spares:
             if queue.heap and (spare := self._serving(queue)) is not queue:
-                waits = self._enqueue_at(spare, queue.heap[0][1], take) or waits
+                waits = self._request(spare, queue.heap, take) or waits
         return waits
 
-    def _enqueue_at(self, spare: ReadyQueue, position: int, take: Callable[[], None]) -> bool:
-        """Request a slot of the `spare` for the task at `position`. Return whether the task waits for one."""
-        gate, is_free = spare.account.gate, self._slots.taken < self._slots.concurrency
-        joins = gate is not None and is_free and spare.may_take
-        if gate is not None and joins:
-            self.rates.join(gate, position, take)
-        if is_waiting := self._slots.shared or not spare.account.is_open:
-            spare.wait(partial(self._offered, spare, take))
-        return joins or is_waiting
+    def _request(self, queue: ReadyQueue, heap: Sequence[tuple[float, int]], take: Callable[[], None]) -> bool:
+        """Request a slot of `queue` for a task in `heap`. Return whether one waits for it."""
+        gate = queue.account.gate
+        joins = gate is not None and self._join(queue, gate, heap, take)
+        if not heap or (queue.account.is_open and not self._slots.shared):
+            return joins
+        queue.wait(partial(self._offered, queue, take))
+        return True
 
     def _gates(self) -> dict[str, RateGate]:
         """Return the limits of rate of the run's backends, by name."""
@@ -361,15 +354,17 @@ class Scheduler:
         if gate is not None:
             gate.lower(allowance)
 
-    def _join(self, queue: ReadyQueue, gate: RateGate, take: Callable[[], None]) -> bool:
-        """Wait for a turn at the backend's limit of rate if the limit is the only obstacle. Return whether it is."""
-        position = queue.heap[0][1] if queue.heap else None
-        is_free = self._slots.taken < self._slots.concurrency
-        if position is None or not is_free or not queue.may_take:
+    def _join(
+        self, queue: ReadyQueue, gate: RateGate, heap: Sequence[tuple[float, int]], take: Callable[[], None]
+    ) -> bool:
+        """Wait for a turn at the backend's limit of rate if the limit is all that keeps the tasks in `heap`. Return
+        whether it is.
+        """
+        if not heap or not queue.has_room or not queue.account.is_open:
             gate.leave(self)
             return False
         slots, most = queue.slots, self._slots.concurrency - self._slots.taken
-        self.rates.join(gate, position, take, int(min(len(queue.heap), most, slots.ceiling - slots.taken)))
+        self.rates.join(gate, heap[0][1], take, int(min(len(heap), most, slots.ceiling - slots.taken)))
         return True
 
     def _offered(self, queue: ReadyQueue, take: Callable[[], None]) -> bool:
@@ -383,7 +378,7 @@ class Scheduler:
             elif not queue.heap and not self._spares:
                 del queue.account.queue[self]  # all its tasks have been started meanwhile
             elif queue.account.gate is not None:
-                self._join(queue, queue.account.gate, take)
+                self._join(queue, queue.account.gate, queue.heap, take)
         finally:
             self._offer = None
         return self._slots.taken > before

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextvars import copy_context
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
@@ -82,18 +82,6 @@ class BackendSlots:
     total: int
     """The tasks that the pool could run at once on this backend."""
     taken: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
-    """A run that waits until the backend is open and its own limits have a free slot."""
-
-    turn: tuple[int, int]
-    """Lower for a higher priority, and for a longer wait, on whatever backend."""
-    has_room: Callable[[], bool]
-    """Returns whether the run's own limits have a free slot."""
-    take: Callable[[], bool]
-    """Lets the run take one slot. Returns whether it has."""
 
 
 class WidthSearch:
@@ -212,13 +200,9 @@ class Account:
     """Whether the backend is held after a long pause: see `Pause.probe`."""
     probe: Call | None = None
     """The probe of a held backend while it runs."""
-    runs: dict[object, tuple[BackendSlots, Callable[[], None]]] = field(
-        default_factory=dict[object, tuple[BackendSlots, Callable[[], None]]], repr=False
-    )
-    """The runs that use the backend, each with its slots, and a function to call when the backend is paused, opened, or
-    has all its slots again.
-    """
-    queue: dict[object, Waiting] = field(default_factory=dict[object, Waiting], repr=False)
+    runs: dict[object, ReadyQueue] = field(default_factory=dict[object, "ReadyQueue"], repr=False)
+    """The runs that use the backend."""
+    queue: dict[object, ReadyQueue] = field(default_factory=dict[object, "ReadyQueue"], repr=False)
     """Runs waiting for a slot, longest wait first."""
 
     @property
@@ -254,7 +238,7 @@ class Account:
     @property
     def total(self) -> int:
         """The number of tasks of all runs that may run at once while the backend is not throttled."""
-        total = sum(slots.total for slots in {slots for slots, _ in self.runs.values()})
+        total = sum(slots.total for slots in {queue.slots for queue in self.runs.values()})
         if self.search is None:
             return total
         return int(min(total, self.width if self.pause is None else max(self.width, self.width_before)))
@@ -369,8 +353,8 @@ class Account:
             self.pause = None
             if self.search is None:
                 self.width = inf
-        for _, changed in tuple(self.runs.values()):
-            changed()
+        for queue in tuple(self.runs.values()):
+            queue.changed(queue.name, self)
 
     def _begin_refusals(self) -> bool:
         """Note how many tasks run, if the backend is open. Return whether it is."""
@@ -443,23 +427,23 @@ class SlotPool:
         """Offer what is free, one slot at a time, to all waiting runs except the run `releasing`. With its `priority`
         runs of a lower one are passed over: `releasing` may use what is free first.
         """
-        passed: set[Waiting] = set()
+        passed: set[ReadyQueue] = set()
         self.passed_over = False
         while (first := self._next_waiting(releasing, passed)) is not None:
             if priority is not None and -first.turn[0] < priority:
                 self.passed_over = True
                 break
-            if not first.take():
+            if not first.take_offered():
                 passed.add(first)
 
-    def _next_waiting(self, releasing: object, passed: Set[Waiting]) -> Waiting | None:
+    def _next_waiting(self, releasing: object, passed: Set[ReadyQueue]) -> ReadyQueue | None:
         """Return the first in turn of the runs that may be offered a slot."""
-        first: Waiting | None = None
+        first: ReadyQueue | None = None
         for account in self.accounts:
             if not account.queue or not account.is_open:
                 continue
             for run, waiting in account.queue.items():
-                if run is not releasing and waiting.has_room() and waiting not in passed:
+                if run is not releasing and waiting.has_room and waiting not in passed:
                     first = waiting if first is None or waiting.turn < first.turn else first
                     break
         return first
@@ -468,7 +452,8 @@ class SlotPool:
 @dataclass(slots=True, eq=False)
 class ReadyQueue:
     """The tasks of `run` on a backend: eligible tasks (`heap`), and the number of slots held. It uses the account from
-    now until `leave`, and calls `changed` when the backend is paused, opened, or has all its slots again.
+    now until `leave`, and calls `changed`, with the name and the account of the backend, when the backend is paused,
+    opened, or has all its slots again.
     """
 
     run: object
@@ -477,19 +462,23 @@ class ReadyQueue:
     pool: SlotPool
     slots: BackendSlots
     account: Account
-    changed: InitVar[Callable[[Account], None]]
+    changed: Callable[[str, Account], None]
     priority: int = 0
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     taken: int = 0
     refusals_before: int = field(init=False)
     """The value of `Account.refusals` when the run first used the backend."""
+    turn: tuple[int, int] = (0, 0)
+    """While the run waits for a slot: lower for a higher priority, and for a longer wait, on whatever backend."""
+    take_offered: Callable[[], bool] = bool
+    """While the run waits: lets it take one slot. Returns whether it has."""
 
-    def __post_init__(self, changed: Callable[[Account], None]) -> None:
+    def __post_init__(self) -> None:
         if self.pool.searches and self.slots.ceiling == inf and self.account.search is None:
             self.account.search = WidthSearch()
             self.account.width = min(self.account.width, max(FIRST_WIDTH, self.account.taken))
         self.refusals_before = self.account.refusals
-        self.account.runs[self.run] = self.slots, partial(changed, self.account)
+        self.account.runs[self.run] = self
         self.pool.accounts[self.account] += 1
 
     def release_all(self) -> None:
@@ -542,13 +531,15 @@ class ReadyQueue:
         """
         if self.run not in self.account.queue:
             queue = self.account.queue
-            turn = -self.priority, next(_numbers)
-            is_ahead = bool(queue) and next(reversed(queue.values())).turn > turn
-            queue[self.run] = Waiting(turn, self._has_room, partial(copy_context().run, take))
+            self.turn, self.take_offered = (-self.priority, next(_numbers)), partial(copy_context().run, take)
+            is_ahead = bool(queue) and next(reversed(queue.values())).turn > self.turn
+            queue[self.run] = self
             if is_ahead:
                 self.account.queue = dict(sorted(queue.items(), key=lambda waiting: waiting[1].turn))
 
-    def _has_room(self) -> bool:
+    @property
+    def has_room(self) -> bool:
+        """Whether the run's own limits have a free slot."""
         return self.pool.taken < self.pool.concurrency and self.slots.taken < self.slots.ceiling
 
 

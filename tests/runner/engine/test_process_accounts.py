@@ -16,7 +16,7 @@ from plait import DAG, ParallelRunner, Run, RunStatus, Task, events
 from plait.backends import OpenAIBackend
 from plait.clock_and_ids import Clock
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.scheduling.slots import PROBES, Account, BackendSlots, Pause
+from plait.runner.scheduling.slots import PROBES, Account, Pause, ReadyQueue, SlotPool
 from tests.support.agents.homes import make_home
 from tests.support.remotes import make
 from tests.support.sharing import wide
@@ -242,7 +242,8 @@ async def test_a_run_that_ends_takes_its_refusals_along(how: str) -> None:
 def joined(options: RunOptions, name: str = "api") -> Account:
     """Return the account after a run has joined it."""
     account = options.account(name)
-    account.runs[object()] = BackendSlots(4, 4), lambda: None
+    pool = SlotPool(4)
+    ReadyQueue(object(), name, pool, pool.slots(name), account, lambda *_: None)
     return account
 
 
