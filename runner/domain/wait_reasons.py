@@ -19,7 +19,7 @@ from plait.json_form import value
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.run_tuning import Tuning
 from plait.statuses import RUN_DONE, TASK_DONE, RunStatus, TaskStatus
-from plait.task import FailureMode, may_start
+from plait.task import may_start, satisfies
 
 MOST_NAMED = 3
 """Tasks that a reason names."""
@@ -277,7 +277,7 @@ class Waits:
         position = dag.position(task_id)
         if dag.join_of(position) == "all":
             needed = (dag.tasks[other].id for other in dag.needed(position) if not dag.pairs_up(position, other))
-            return [name for name in needed if not self._is_satisfied(name)]
+            return [name for name in needed if not satisfies(dag[name], self.statuses[name])]
         starts = self._may_start(position, self._blocked)
         names = [dag.tasks[other].id for other in dag.dependencies[position]]
         if starts is None:
@@ -292,16 +292,14 @@ class Waits:
         dead = sum(name in blocked for name in names)
         return may_start(dag.join_of(position), completed=completed, unended=unended, dead=dead)
 
-    def _is_satisfied(self, task_id: str) -> bool:
-        status = self.statuses[task_id]
-        if status is TaskStatus.FAILED:
-            return self.dag[task_id].failure_mode is not FailureMode.HARD
-        return status in _GOOD
-
     def _find_blocked(self) -> set[str]:
         """Return the failed and cancelled tasks that others need, and the pending tasks that therefore cannot run."""
         dag, statuses = self.dag, self.statuses
-        bad = [task_id for task_id in statuses if statuses[task_id] in _BAD and not self._is_satisfied(task_id)]
+        bad = [
+            task_id
+            for task_id in statuses
+            if statuses[task_id] in _BAD and not satisfies(dag[task_id], statuses[task_id])
+        ]
         blocked = set(bad)
         while bad:
             for position in dag.needed_by(dag.position(bad.pop())):
@@ -324,7 +322,6 @@ _NO_PROCESS = {
     RunStatus.QUEUED: WaitReason(WaitKind.NO_PROCESS, "queued: no process has started the run"),
     RunStatus.WAITING_INPUT: WaitReason(WaitKind.NO_PROCESS, "no process runs the run; resume it"),
 }
-_GOOD = frozenset({TaskStatus.COMPLETED, TaskStatus.SKIPPED})
 _BAD = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
 
 

@@ -26,10 +26,9 @@ from plait.json_form import JsonValue
 from plait.runner.domain.dag import ROWS_AT_ONCE, RowsFile, tasks_of_row
 from plait.runner.engine import growth
 from plait.runner.engine.live_run import LiveRun
-from plait.runner.scheduling.scheduler import satisfies
 from plait.runner.state.stored_run import pages_of_tasks, stored_record
 from plait.statuses import TASK_DONE, TaskStatus
-from plait.task import FailureMode, Task
+from plait.task import FailureMode, Task, satisfies
 
 MOST_OPEN = 20_000
 """Rows that are read and not done, such as those that wait for a person, above which no further rows are read."""

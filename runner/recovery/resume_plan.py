@@ -47,7 +47,7 @@ from plait.runner.state.stored_run import (
     with_notes,
 )
 from plait.statuses import RUN_DONE, TASK_DONE, TASK_STATUSES, TaskStatus
-from plait.task import FailureMode, Join, Task, at_most_once_question, crash_question, may_start
+from plait.task import FailureMode, Join, Task, at_most_once_question, crash_question, may_start, satisfies
 
 
 class ResumeAction(StrEnum):
@@ -631,7 +631,5 @@ def _failed_before(task: Task, record: TaskRecord) -> ResumeStep:
 def _lets_pass(task: Task, record: TaskRecord, step: ResumeStep) -> bool:
     if step.action not in {ResumeAction.KEEP, ResumeAction.FAIL}:
         return False
-    status = TASK_STATUSES[record.status]
-    if status is TaskStatus.FAILED or record.damaged or step.action is ResumeAction.FAIL:
-        return task.failure_mode is not FailureMode.HARD
-    return status in {TaskStatus.COMPLETED, TaskStatus.SKIPPED}
+    fails = record.damaged or step.action is ResumeAction.FAIL
+    return satisfies(task, TaskStatus.FAILED if fails else TASK_STATUSES[record.status])

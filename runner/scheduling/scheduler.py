@@ -34,7 +34,7 @@ from plait.runner.domain.run_tuning import Tuning
 from plait.runner.scheduling.own_limits import CallSize, Ledger, RateGate, Reservation, Timer
 from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
-from plait.task import FailureMode, Join, Task, may_start
+from plait.task import Join, may_start, satisfies
 
 _UNKNOWN = Pause()
 _NOBODY = -1
@@ -656,7 +656,7 @@ class Scheduler:
     def _load(self, statuses: Sequence[TaskStatus], later: Collection[int]) -> None:
         self._joins.enter(0, statuses)
         for position, status in enumerate(statuses):
-            if status is not TaskStatus.PENDING and self._is_satisfied(position, status):
+            if status is not TaskStatus.PENDING and satisfies(self._dag.tasks[position], status):
                 for waiting in self._joins.without(self._dag.needed_by(position)):
                     self._missing[waiting] -= 1
         for position, status in enumerate(statuses):
@@ -676,11 +676,9 @@ class Scheduler:
         """Return the number of tasks that the task at `position` waits for."""
         if self._dag.tasks[position].join != "all" or position in self._joins.joined:
             return self._joins.missing(position)
-        needed = [before for before in self._dag.needed(position) if not self._is_satisfied(before, statuses[before])]
-        return sum(self._joins.waits(position, before) for before in needed)
-
-    def _is_satisfied(self, position: int, status: TaskStatus) -> bool:
-        return status in TASK_DONE and satisfies(self._dag.tasks[position], status)
+        tasks, waits = self._dag.tasks, self._joins.waits
+        needed = [before for before in self._dag.needed(position) if not satisfies(tasks[before], statuses[before])]
+        return sum(waits(position, before) for before in needed)
 
     def _push(self, position: int, *, goes_on: bool = False) -> None:
         task = self._dag.tasks[position]
@@ -729,15 +727,6 @@ def _end_of_limit(account: Account) -> float:
     if pause is None or not account.is_closed:
         return 0.0
     return inf if pause.no_credit else pause.until
-
-
-def satisfies(task: Task, status: TaskStatus) -> bool:
-    """Return whether dependents may run after the task ended as `status`."""
-    if status is TaskStatus.COMPLETED:
-        return True
-    if status is TaskStatus.FAILED:
-        return task.failure_mode is not FailureMode.HARD
-    return status is TaskStatus.SKIPPED
 
 
 @dataclass(slots=True)

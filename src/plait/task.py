@@ -741,6 +741,15 @@ def failed_status(mode: Mode) -> TaskStatus:
     return TaskStatus.SKIPPED if mode is FailureMode.SKIP else TaskStatus.FAILED
 
 
+def satisfies(task: Task, status: TaskStatus) -> bool:
+    """Return whether a task with this status has ended so that dependents may run after it."""
+    if status is TaskStatus.COMPLETED:
+        return True
+    if status is TaskStatus.FAILED:
+        return task.failure_mode is not FailureMode.HARD
+    return status is TaskStatus.SKIPPED
+
+
 def may_start(join: Join, *, completed: int, unended: int, dead: int) -> bool | None:
     """Return whether a task may start, by the numbers of its dependencies: None for not yet, False for never.
 
