@@ -84,7 +84,6 @@ async def test_a_question_without_a_schema_takes_any_value(value: Any) -> None:
     assert done["a"].data == {"prompt": "go", "status": repr(value), "done": []}
 
 
-@pytest.mark.slow
 async def test_a_killed_run_goes_on_inside_its_graph(tmp_path: Path) -> None:
     (tmp_path / "deadly").touch()
     script = "import anyio, pathlib, sys, tests.support.graphs as g\nanyio.run(g.run_a_run, pathlib.Path(sys.argv[1]))"

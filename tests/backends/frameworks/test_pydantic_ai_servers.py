@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from mcp.client import stdio
 
 from plait.backends import ConversationRequest, PydanticAIBackend
 from plait.backends.frameworks.pydantic_ai_agent import DeclaredAgent, McpServer
@@ -100,7 +99,8 @@ async def test_a_server_and_its_children_are_the_kernel_s_first_choice(
 
 
 async def test_cancelling_ends_the_servers_whole_tree(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stdio, "PROCESS_TERMINATION_TIMEOUT", 600.0)  # so long the library would wait for it
+    # So long the library would wait for it. By name, for the library takes a second of every worker that only looks.
+    monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 600.0)
     async with serve(calling(("stock_hang", {}))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
 
