@@ -26,6 +26,7 @@ from tests.real_agents.acp_agents import (
 )
 from tests.real_agents.one_turn import files_of
 from tests.real_agents.world import Json, World, until
+from tests.support.sizes import size
 
 pytestmark = pytest.mark.usefixtures("acp_environment")
 GONE = "01a2000a-1ecc-7a20-bc14-49e1445f179f"
@@ -74,7 +75,8 @@ async def test_a_session_that_is_gone(world: World, name: str):
 @agents(*QUICK)
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [(429, ErrorKind.RATE_LIMITED), (401, ErrorKind.AUTH), (400, ErrorKind.INVALID_REQUEST)],
+    # Of what kind each answer is: tests/backends/agents/test_acp_failures.py.
+    [(429, ErrorKind.RATE_LIMITED), *size([], [(401, ErrorKind.AUTH), (400, ErrorKind.INVALID_REQUEST)])],
 )
 async def test_errors(world: World, name: str, status: int, expected: ErrorKind):
     """What the model's server refuses is an error of its kind, whatever the agent calls it."""
