@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from tests.mutation.mutants import MODULES, ROOT, Mutant, drawn, mutants_of, mutated_source
-from tests.mutation.reached import FOLDER, FOLDERS, Reached
+from tests.mutation.mutants import FOLDER, MODULES, ROOT, Mutant, drawn, mutants_of, mutated_source
+from tests.mutation.reached import FOLDERS, Reached
 
 GOAL = 0.95
 """The share of the mutants that tests kill, equivalent ones left out."""
@@ -42,7 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     results = _results()
     survivors = [mutant for mutant in sample if mutant.key in plans and results[mutant.key]["killer"] is None]
     for mutant in survivors:
-        print(f"survived: {mutant.key}" + ("" if plans[mutant.key]["tests"] else " (no test reaches it)"))
+        plan = plans[mutant.key]
+        is_reached = plan["tests"] or plan["with_children"]
+        print(f"survived: {mutant.key}" + ("" if is_reached else " (no test reaches it)"))
     for key in sorted(equivalent - {mutant.key for mutant in every}) if not options.module[0] else ():
         print(f"listed as equivalent, but there is no such mutant: {key}")
     return 0 if _table(sample, survivors, equivalent) >= GOAL else 1
@@ -54,7 +56,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sample", type=int, default=1000, help="how many mutants")
     parser.add_argument("--module", action="append", help="only modules that begin so, such as runner/scheduling/")
     parser.add_argument("--tests", action="append", help="only tests of files that begin so")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of tests for each mutant, the fastest first")
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="of a processor, of tests for each mutant, the fastest first"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--show", metavar="TEXT", help="print the changes whose names contain TEXT, and try nothing")
     options = parser.parse_args(arguments)
@@ -77,9 +81,10 @@ def _results() -> dict[str, dict[str, Any]]:
 
 def _plan(mutant: Mutant, reached: Reached, seconds: float) -> dict[str, Any]:
     """Return the trial of the mutant. `state` changes with the tests."""
-    tests = reached.tests(mutant)
-    state = f"{reached.state(tests)} {seconds:g}"
-    return {"key": mutant.key, "module": mutant.module, "basis": mutant.basis, "tests": tests, "state": state}
+    tests, with_children = reached.tests(mutant), reached.tests_with_children(mutant)
+    state = f"{reached.state([*tests, *with_children])} {seconds:g}"
+    plan = {"key": mutant.key, "module": mutant.module, "basis": mutant.basis, "state": state}
+    return {**plan, "tests": tests, "with_children": with_children}
 
 
 def _holds(plan: dict[str, Any], result: dict[str, Any] | None) -> bool:
@@ -89,11 +94,11 @@ def _holds(plan: dict[str, Any], result: dict[str, Any] | None) -> bool:
     return result["killer"] is not None or result["state"] == plan["state"]
 
 
-def _try(due: list[dict[str, Any]], seconds: dict[str, float], options: argparse.Namespace) -> None:
+def _try(due: list[dict[str, Any]], seconds: dict[str, tuple[float, float]], options: argparse.Namespace) -> None:
     workers: list[subprocess.Popen[bytes]] = []
     for number in range(min(options.jobs, len(due))):
         plans = due[number :: options.jobs]
-        named = {test: seconds[test] for plan in plans for test in plan["tests"]}
+        named = {test: seconds[test] for plan in plans for test in plan["tests"] + plan["with_children"]}
         whole = {"out": str(_RESULTS), "limit": options.seconds, "seconds": named, "plans": plans}
         path, log = FOLDER / f"plan.{number}.json", FOLDER / f"worker.{number}.log"
         path.write_text(json.dumps(whole))

@@ -7,6 +7,7 @@ module. Text for people (a string with a space in it) is not changed: its wordin
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,8 @@ from mutmut.mutation.mutators import mutation_operators, operator_string
 from mutmut.mutation.pragma_handling import IgnoredCode
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / ".mutants"
+"""What is kept from one call to the next."""
 
 MODULES = (
     "src/plait/task.py",
@@ -37,6 +40,9 @@ MODULES = (
     "runner/domain/continuation.py",
     "runner/scheduling/scheduler.py",
     "runner/scheduling/slots.py",
+    "runner/scheduling/own_limits.py",
+    "runner/scheduling/account_ledger.py",
+    "runner/state/budget.py",
     "runner/state/stored_run.py",
     "runner/state/run_state.py",
     "runner/reuse/answer_keys.py",
@@ -44,6 +50,10 @@ MODULES = (
     "runner/engine/checkpointer.py",
     "runner/engine/growth.py",
     "runner/engine/lease.py",
+    "runner/engine/attempt.py",
+    "runner/engine/answer_check.py",
+    "runner/engine/outcomes.py",
+    "runner/engine/retries.py",
     "runner/recovery/resume.py",
     "runner/recovery/resume_plan.py",
     "runner/client/answer_task.py",
@@ -60,12 +70,6 @@ MODULES = (
     "backends/hosts/host_process.py",
     "backends/hosts/host_backend.py",
 )
-
-IN_CHILDREN = {
-    "backends/hosts/host_process.py": ("tests/backends/hosts/test_", "tests/runner/cli/test_agents_on_hosts.py"),
-    "runner/client/run_worker.py": ("tests/runner/cli/test_worker_command.py",),
-}
-"""Modules that run in processes which tests start, where no line is recorded, and how the names of the tests begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,13 @@ def drawn(mutants: Iterable[Mutant], seed: int, sample: int) -> list[Mutant]:
 
 
 def mutants_of(module: str) -> list[Mutant]:
-    """Return all mutants of the module, in the order of its text."""
-    return list(_tree(module).mutants)
+    """Return all mutants of the module, in the order of its text. To look for them takes seconds, so they are kept."""
+    stored = FOLDER / f"{_hash((ROOT / module).read_text() + Path(__file__).read_text())}.pickle"
+    if not stored.exists():
+        FOLDER.mkdir(exist_ok=True)
+        stored.write_bytes(pickle.dumps(list(_tree(module).mutants)))
+    mutants: list[Mutant] = pickle.loads(stored.read_bytes())
+    return mutants
 
 
 def mutated_source(mutant: Mutant) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -18,10 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.mutants import IN_CHILDREN, MODULES, ROOT, Mutant
+from tests.mutation.mutants import FOLDER, MODULES, ROOT, Mutant
 
-FOLDER = ROOT / ".mutants"
-FOLDERS = ("tests/runner", "tests/persistence", "tests/backends", "tests/faults")
+FOLDERS = ("tests/runner", "tests/persistence", "tests/backends", "tests/faults", "tests/test_")
 """The tests that run a mutant, but the slow ones. The others read the source, the pages, or need a network."""
 _FILE = FOLDER / "reached.json"
 
@@ -55,30 +55,42 @@ class Reached:
         _FILE.write_text(json.dumps(self._files))
         self._tests = dict(self._all())
 
-    def seconds(self) -> dict[str, float]:
-        return {test: value["seconds"] for test, value in self._tests.items()}
+    def seconds(self) -> dict[str, tuple[float, float]]:
+        """Return the seconds of each test: all, and those of a processor."""
+        return {test: (value["seconds"], value["processor"]) for test, value in self._tests.items()}
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests that reach the mutant: first those of its module, then those of its package, the fastest
-        first; but one case of each function before the second ones.
+        """Return the tests that reach the mutant in their own process, in the order to run."""
+        by_line = self._by_line(mutant.module)
+        lines = list(mutant.lines) if mutant.in_body else list(by_line)
+        if not any(line in by_line for line in lines):  # a constant: compiled on the first line of its statement
+            lines = [max((line for line in by_line if line < mutant.lines.start), default=0)]
+        return self._in_order(mutant, {test for line in lines for test in by_line.get(line, ())})
+
+    def tests_with_children(self, mutant: Mutant) -> list[str]:
+        """Return the tests that reach the mutant's function in processes that they start, in the order to run; outside
+        functions, those that reach its module.
         """
-        module, cases = Path(mutant.module), Counter[str]()
+        reaching = set[str]()
+        for test, value in self._tests.items():
+            functions = value["children"].get(mutant.module, ())
+            if mutant.function in functions or (functions and not mutant.in_body):
+                reaching.add(test)
+        return self._in_order(mutant, reaching)
+
+    def _in_order(self, mutant: Mutant, reaching: set[str]) -> list[str]:
+        """Return the tests: first those of the mutant's module, then those of its package, the fastest first; but one
+        case of each function before the second ones.
+        """
+        module, cases = Path(mutant.module.removeprefix("src/plait/")), Counter[str]()
         area = "/".join(module.parts[: 2 if mutant.module.startswith("runner/") else 1])
-        own = f"tests/{module.parent.as_posix()}/test_{module.stem}.py::"
-        if (names := IN_CHILDREN.get(mutant.module)) is not None:
-            reaching = {test for test in self._tests if test.startswith(names)}
-        else:
-            by_line = self._by_line(mutant.module)
-            lines = list(mutant.lines) if mutant.in_body else list(by_line)
-            if not any(line in by_line for line in lines):  # a constant: compiled on the first line of its statement
-                lines = [max((line for line in by_line if line < mutant.lines.start), default=0)]
-            reaching = {test for line in lines for test in by_line.get(line, ())}
+        own = (Path("tests") / module.parent / f"test_{module.stem}.py").as_posix() + "::"
 
         def rank(test: str) -> tuple[bool, bool, int]:
             cases[function := test.partition("[")[0]] += 1
             return not test.startswith(own), not test.startswith(f"tests/{area}/"), cases[function]
 
-        return sorted(sorted(reaching, key=lambda test: (self._tests[test]["seconds"], test)), key=rank)
+        return sorted(sorted(reaching, key=lambda test: (self._tests[test]["processor"], test)), key=rank)
 
     def _by_line(self, module: str) -> dict[int, set[str]]:
         """Return the tests that reach each line of the module's text."""
@@ -115,8 +127,8 @@ def _moved(module: str, text: str) -> dict[int, int]:
 
 
 def _gathered(files: list[str], jobs: int) -> dict[str, Any]:
-    for old in FOLDER.glob("reached.*.json"):
-        old.unlink()
+    for old in FOLDER.glob("reached.*.*"):
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
     modules = FOLDER / "reached.txt"
     modules.write_text("\n".join(MODULES))
     command = [

@@ -3,17 +3,18 @@
 The worker has imported and collected all tests before the first trial. A trial is a fork of the worker: the fork
 exchanges the code of the mutated function, which every reference to the function then runs, or a mutated constant in
 all modules, and runs the tests until the first failure. Any other change, such as to a field of a class, needs a new
-import: a new pytest, to which `served` gives the mutated module, as to every Python that its tests start.
+import: a new pytest, to which `served` gives the mutated module, as to every Python that its tests start. So do the
+tests that meet the mutant in processes which they start, where no code can be exchanged.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import resource
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -26,11 +27,10 @@ from typing import Any
 
 import pytest
 
+from tests.mutation import served
 from tests.mutation.descendants import Descendants
-from tests.mutation.mutants import IN_CHILDREN, ROOT, Mutant, mutated_source
+from tests.mutation.mutants import ROOT, Mutant, mutated_source
 
-_HOOK = str(Path(__file__).with_name("served.py"))
-"""Run by every interpreter that starts below a trial: see the rule `.venv/.mutation` of the Makefile."""
 _BROKEN = 3
 """The exit status of a fork in which the trial itself failed."""
 _MEMORY = 6 << 30
@@ -53,13 +53,18 @@ class Trials:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._failed = self._failed or report.failed
 
-    def killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
-        """Return the first of the tests that fails or hangs twice with the mutant and passes without, or None."""
+    def killer(self, mutant: Mutant, tests: Sequence[str], with_children: Sequence[str]) -> str | None:
+        """Return the first of the tests that fails or hangs twice with the mutant and passes without, or None. Those
+        `with_children` meet the mutant in processes that they start.
+        """
         source = mutated_source(mutant)
-        change = None
-        if mutant.module not in IN_CHILDREN:
-            change = _function(mutant, source) if mutant.in_body else _constant(mutant, source)
-        trial = partial(self._fork, change) if change else partial(self._new_process, mutant, source)
+        change = _function(mutant, source) if mutant.in_body else _constant(mutant, source)
+        in_new_process = partial(self._new_process, mutant, source)
+        if change is None:
+            return self._first(in_new_process, list(dict.fromkeys([*tests, *with_children])))
+        return self._first(partial(self._fork, change), tests) or self._first(in_new_process, with_children)
+
+    def _first(self, trial: Callable[[Sequence[str]], str | None], tests: Sequence[str]) -> str | None:
         tests = [test for test in tests if test in self._items]
         while tests:
             failed = trial(tests)
@@ -125,12 +130,14 @@ class Trials:
         return test if status else None
 
     def _new_process(self, mutant: Mutant, source: str, tests: Sequence[str]) -> str | None:
-        served, names = self._folder / "mutant.json", self._folder / "tests.txt"
-        served.write_text(json.dumps({"module": mutant.module, "source": source}))
+        codes, names = self._folder / "codes", self._folder / "tests.txt"
+        shutil.rmtree(codes, ignore_errors=True)
+        codes.mkdir()
+        served.serve(codes, mutant.module, source)
         names.write_text("\n".join(tests))
         command = [sys.executable, "-m", "pytest", "-x", "-p", "tests.mutation.served", f"@{names}"]
         command.append(f"--basetemp={self._folder / 'tmp'}")
-        environment = {**os.environ, "MUTANT": str(served), "MUTANT_HOOK": _HOOK}
+        environment = {**os.environ, "SERVED": str(codes), "MUTANT_HOOK": served.__file__}
         environment["PYTEST_XDIST_WORKER"] = "mutant"  # names a database apart: the mutant may make other tables
         limit = 60 + 8 * sum(self._seconds[test] for test in tests)
         try:
@@ -150,7 +157,7 @@ _QUIET: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNUL
 
 
 def _imported(mutant: Mutant) -> Any:
-    return sys.modules.get("plait." + mutant.module.removeprefix("src/plait/").removesuffix(".py").replace("/", "."))
+    return sys.modules.get(served.dotted(mutant.module))
 
 
 def _function(mutant: Mutant, source: str) -> Callable[[], object] | None:

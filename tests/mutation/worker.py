@@ -34,22 +34,20 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        if any("/postgres/" in test for plan in self._plan["plans"] for test in plan["tests"]):
+        plans = self._plan["plans"]
+        if any("/postgres/" in test for plan in plans for test in plan["tests"] + plan["with_children"]):
             from tests.support.stores.postgres import worker_dsn
 
             os.environ["PLAIT_TEST_POSTGRES"] = worker_dsn()  # else each trial would start a server
-        trials = Trials(session, self._plan["seconds"], self._folder)
-        by_key = {
-            mutant.key: mutant
-            for module in {plan["module"] for plan in self._plan["plans"]}
-            for mutant in mutants_of(module)
-        }
+        trials = Trials(session, {test: whole for test, (whole, _) in self._plan["seconds"].items()}, self._folder)
+        by_key = {mutant.key: mutant for module in {plan["module"] for plan in plans} for mutant in mutants_of(module)}
         with Path(self._plan["out"]).open("a") as out:
-            for each in self._plan["plans"]:
+            for each in plans:
                 mutant = by_key[each["key"]]
                 started = time.monotonic()
-                killer = trials.killer(mutant, self._ordered(mutant, each["tests"]))
-                if killer in each["tests"]:
+                tests, with_children = (self._ordered(mutant, each[key]) for key in ("tests", "with_children"))
+                killer = trials.killer(mutant, tests, with_children)
+                if killer in tests or killer in with_children:
                     self._killers[mutant.module].insert(0, killer)
                 seconds = round(time.monotonic() - started, 2)
                 result = {"key": mutant.key, "basis": mutant.basis, "state": each["state"], "killer": killer}
@@ -63,9 +61,9 @@ class Worker:
         """
         reaching = set(tests)
         first = [test for test in dict.fromkeys(self._killers[mutant.module][:30]) if test in reaching]
-        spent, within = 0.0, []
+        spent, within = 0.0, list[str]()
         for test in tests:
-            spent += self._plan["seconds"][test]
+            spent += self._plan["seconds"][test][1]
             if spent > self._plan["limit"] and within:
                 break
             within.append(test)
@@ -74,7 +72,8 @@ class Worker:
 
 def main(path: str) -> int:
     plan = json.loads(Path(path).read_text())
-    files = sorted({test.partition("::")[0] for each in plan["plans"] for test in each["tests"]})
+    tests = {test for each in plan["plans"] for test in each["tests"] + each["with_children"]}
+    files = sorted({test.partition("::")[0] for test in tests})
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         return pytest.main(["-s", f"--basetemp={folder}/tests", *files], plugins=[Worker(plan, Path(folder))])
 
