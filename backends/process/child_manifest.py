@@ -11,14 +11,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 from plait.backends.process.files_and_locks import is_locked, replace_file
-from plait.backends.process.process_table import Process, ProcessTag, boot_id, members, start_time
+from plait.backends.process.process_table import ProcessTag, boot_id, members, start_time
 from plait.json_form import as_json, from_json, value
 
 _NAME, _OVER = "child.json", "over.json"
@@ -39,8 +37,6 @@ class ChildManifest:
     """The start time, from `start_time`."""
     note: Mapping[str, str]
     """Small facts kept by the starting process for later."""
-    arguments_digest: str = ""
-    """The digest of the arguments, from `digest_of_arguments`."""
     guarded: bool = False
     """Whether the child ends with the process that started it."""
 
@@ -82,17 +78,17 @@ def mark_over(folder: Path) -> None:
 def read_manifest(folder: Path) -> ChildManifest | None:
     """Return the manifest of the child with its files in `folder`, living or over; None without a child.
 
-    Wait, in this thread, for a start under way: before its end, nothing shows whether the child will live. Never raise.
+    Wait, in this thread, for a start under way: before its end, a sweep might not find the child. A child whose starter
+    was killed within the start has no number: nothing follows it, and the sweep ends it by its marker. Never raise.
     """
     manifest, until = _read(folder), time.monotonic() + _START_LIMIT
-    while manifest is not None and not manifest.pid and manifest.is_of_this_boot:
-        is_starting, processes = False, list[Process]()
-        with suppress(OSError):  # asked before the table: an unlocked child has started or ended
-            is_starting = is_locked(folder / "stdout")
-        with suppress(OSError):  # no descriptor is left to read the table with
-            processes = members([manifest.tag])
-        if processes or not is_starting or time.monotonic() > until:
-            return _with_number(manifest, processes)
+    while manifest is not None and not manifest.pid and manifest.is_of_this_boot and time.monotonic() < until:
+        try:
+            # In this order: an unlocked child has started or ended.
+            if not is_locked(folder / "stdout") or members([manifest.tag]):
+                break
+        except OSError:  # no locks, or no descriptor is left to read the table with
+            break
         time.sleep(0.005)
         manifest = _read(folder)
     return manifest
@@ -121,41 +117,6 @@ def _read(folder: Path) -> ChildManifest | None:
         except (OSError, ValueError):
             continue
     return None
-
-
-def digest_of_arguments(arguments: Sequence[str | bytes]) -> str:
-    """Return the number and the digest of a program's arguments; the name of the program is not an argument."""
-    try:
-        joined = b"\0".join(map(os.fsencode, arguments))
-    except UnicodeEncodeError:  # no program can be started with these arguments
-        return ""
-    joined = joined.replace(b"\r\n", b"\n").replace(b"\r", b"\n")  # as psutil reads the arguments of a process
-    return f"{len(arguments)}:{sha256(joined).hexdigest()}"
-
-
-def _with_number(manifest: ChildManifest, processes: Sequence[Process]) -> ChildManifest:
-    """Return the manifest with the number of the child, if the child is among `processes`.
-
-    The starting process was killed before the number was written. The child is recognized by its arguments: another
-    process of the tree may lead a session as well, and the child itself may be over.
-    """
-    leaders = [one for one in processes if one.pid == one.session and _has_arguments(one.pid, manifest)]
-    first = min(leaders, key=lambda process: process.started, default=None)
-    return manifest if first is None else replace(manifest, pid=first.pid, started=str(first.started))
-
-
-def _has_arguments(pid: int, manifest: ChildManifest) -> bool:
-    """Compare the arguments from the end: for a script, the interpreter stands before them."""
-    import psutil  # noqa: PLC0415 - used only after a kill within a start
-
-    try:
-        words = psutil.Process(pid).cmdline()
-    except (psutil.Error, OSError):
-        return False
-    count = manifest.arguments_digest.partition(":")[0]
-    return (
-        count.isdecimal() and digest_of_arguments(words[max(0, len(words) - int(count)) :]) == manifest.arguments_digest
-    )
 
 
 @value

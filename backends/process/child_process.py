@@ -38,7 +38,6 @@ from anyio.to_thread import run_sync
 from plait.backends.backend_protocol import ConversationRequest, Files, Placeable
 from plait.backends.process.child_manifest import (
     ChildManifest,
-    digest_of_arguments,
     manifests_below,
     mark_over,
     read_manifest,
@@ -260,10 +259,7 @@ def _sweep(run_folder: Path, keep: Sequence[Path]) -> int:
 def _spawn(start: Launch, folder: Path) -> Child:
     if read_manifest(folder) is not None:
         raise FileExistsError(f"{folder} has the files of another child")
-    digest = digest_of_arguments(start.argv[1:])
-    manifest = ChildManifest(
-        secrets.token_hex(8), boot_id(), 0, "", start.note, arguments_digest=digest, guarded=start.guarded
-    )
+    manifest = ChildManifest(secrets.token_hex(8), boot_id(), 0, "", start.note, guarded=start.guarded)
     try:
         private_folder(folder)
         write_manifest(folder, manifest)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import anyio
 import pytest
 
 from plait.backends.process import child_process
-from plait.backends.process.child_manifest import read_manifest, write_manifest
+from plait.backends.process.child_manifest import read_manifest
 from plait.backends.process.child_process import Child, Launch, adopted, child_environment, running, sweep
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.processes.room import PYTHON, ROOT, Kin, nasty, nothing_left
@@ -262,14 +261,3 @@ async def test_a_child_gets_what_programs_need_and_no_secret(tmp_path: Path, mon
     start = Launch((*PYTHON, "-c", "import os; print(*os.environ, sep='\\n')"), environment, tmp_path, b"")
     names = {line.decode() for line in (await followed(start, tmp_path / "t"))[0]}
     assert {"PATH", "MY_KEY", "LC_ALL", "PLAIT_TURN_00"} < names
-
-
-@pytest.mark.parametrize("argument", ["plain", "two\nlines", "a\r\nb", "a\rb", "", "\udc80"])
-async def test_a_child_without_a_stored_number_is_found_by_its_arguments(tmp_path: Path, argument: str) -> None:
-    """The state that a kill between the start of the child and the second `child.json` leaves."""
-    launch = Launch((*PYTHON, "-c", "import time; time.sleep(600)", argument), child_environment(), tmp_path, b"")
-    async with running(launch, tmp_path / "t") as child:
-        write_manifest(tmp_path / "t", replace(child.manifest, pid=0, started=""))
-        found = read_manifest(tmp_path / "t")
-        assert found is not None
-        assert (found.pid, found.started) == (child.manifest.pid, child.manifest.started)
