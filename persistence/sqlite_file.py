@@ -229,28 +229,15 @@ def _damaged(path: Path, reason: str) -> StoreUnusable:
 
 
 def repair_advice(path: Path) -> str:
-    """Return advice for the damaged database at `path`. Changes nothing.
+    """Return advice for the damaged database at `path`.
 
     SQLite finds a log by name alone: a copy that is restored beside the log of the file before gets the latest pages of
     the file before.
     """
-    if not wal_size(path) or not _is_whole_alone(path):
+    if not wal_size(path):
         return "restore a copy"
-    log = wal_path(path)
-    return (
-        f"the file alone is whole, the file with {log.name} is not: if the file is a restored copy, the log belongs to "
-        f"the file before, so end its users and remove {log.name} and {log.name[: -len('wal')]}shm; else restore a copy"
-    )
-
-
-def _is_whole_alone(path: Path) -> bool:
-    try:
-        # Immutable: SQLite then ignores the log and takes no locks.
-        with closing(_connect(path, "ro&immutable=1")) as connection:
-            connection.text_factory = decode_lossy
-            return not find_damage(connection)
-    except (sqlite3.Error, UnicodeDecodeError):
-        return False
+    log = wal_path(path).name
+    return f"end its users, remove {log} and {log.removesuffix('wal')}shm, and restore a copy"
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:

@@ -334,18 +334,9 @@ async def test_the_log_lies_beside_the_file_that_a_link_names(path: Path, tmp_pa
         await Writer(store).write(*OPENING)
         assert wal_path(link) == path.with_name(f"{path.name}-wal")
         assert wal_size(link) == wal_size(path) == wal_path(path).stat().st_size > 0
-        assert repair_advice(path).startswith(f"the file alone is whole, the file with {path.name}-wal is not: ")
-        assert repair_advice(path).endswith(f"remove {path.name}-wal and {path.name}-shm; else restore a copy")
+        log = f"{path.name}-wal and {path.name}-shm"
+        assert repair_advice(path) == f"end its users, remove {log}, and restore a copy"
     assert wal_size(path) == 0
-    assert repair_advice(path) == "restore a copy"
-
-
-def test_a_log_beside_a_damaged_file_is_not_to_blame(path: Path) -> None:
-    open_database(path, "create").close()
-    path.write_bytes(path.read_bytes()[:8192])
-    wal_path(path).write_bytes(b"log")
-    assert repair_advice(path) == "restore a copy"
-    path.write_bytes(b"no database")
     assert repair_advice(path) == "restore a copy"
 
 
