@@ -10,7 +10,7 @@ import importlib.util
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -677,20 +677,16 @@ def _longest_id(task: TaskPart) -> str:
     return f"{part}.{max(ids, key=len)}" if ids else part
 
 
-_DYNAMIC = re.compile(rb"\b(?:globals|vars|exec|eval|setattr|__getattr__|__dict__|modules)\b|import +\*")
-"""Code that may give names to values in other ways than by a statement."""
-
-
 def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the name of each backend whose function cannot exist, with the reason.
 
-    `folder` is the base of relative paths. Reads the files that define the functions; imports nothing, and says nothing
-    of code that may make names while it runs.
+    `folder` is the base of relative paths. Reads the files that define the functions, and imports nothing: a name that
+    stands anywhere in its file is taken for one that is there.
     """
     for name, where, function in _calls(backends):
         file, problem = _function_file(where, folder)
-        if problem is None and file is not None:
-            problem = _missing_name(file, where, function.partition(".")[0])
+        if problem is None and file is not None and "." not in function:
+            problem = _missing_name(file, where, function)
         if problem:
             yield name, problem
 
@@ -755,15 +751,12 @@ def _missing_name(file: Path, where: str, name: str) -> str | None:
         return f"{where} is not Python: {error.msg}{line}"
     except (OSError, ValueError, RecursionError, MemoryError):
         return None
-    names: set[str] = set()  # those of functions and classes too
-    for node in ast.walk(tree):
-        if not isinstance(getattr(node, "ctx", None), ast.Load):
-            words = (getattr(node, field, None) for field in ("id", "name", "asname", "rest"))
-            names.update(word.partition(".")[0] for word in words if isinstance(word, str))
-    # A submodule becomes an attribute of its package at its first import.
-    submodules = _modules_in([file.parent]) if file.name == "__init__.py" else []
-    if name in names or name in submodules or _DYNAMIC.search(code):
+    # Code may give a name to a value in many ways, so whatever stands in the file may be one.
+    if re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__", code.decode(errors="replace")):
         return None
+    names = [
+        one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
     return f"{where} has no {name!r}{nearest(name, names)}"
 
 
@@ -782,13 +775,10 @@ def _module_file(module: str) -> tuple[Path | None, str | None]:
             return None, None
         spec = importlib.machinery.PathFinder.find_spec(f"{package}.{part}", list(folders))
         if spec is None:
-            return None, f"{package} has no module {part!r}{nearest(part, _modules_in(folders))}"
+            modules = [file.stem for place in folders for file in Path(place).glob("*")]
+            return None, f"{package} has no module {part!r}{nearest(part, modules)}"
     is_source = isinstance(spec.loader, importlib.machinery.SourceFileLoader)
     return (Path(spec.origin) if is_source and spec.origin else None), None
-
-
-def _modules_in(folders: Iterable[str | Path]) -> list[str]:
-    return [file.stem for folder in folders for file in Path(folder).glob("*")]
 
 
 # `workflow`, `follow_ups` and `orchestrate` as the policy of a run.

@@ -105,11 +105,7 @@ def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
     words_by_kind: dict[str, Callable[[], str]] = {
         "string_unicode": lambda: f"must be text without lone surrogates, not {describe(value)}",
         "missing": lambda: f"{path[-1]!r} is missing; add it",
-        "extra_forbidden": lambda: (
-            "'workflows' is now called 'follow_ups'"
-            if path == ("workflows",)
-            else _unknown_key(str(path[-1]), model_at(path[:-1], whole))
-        ),
+        "extra_forbidden": lambda: _unknown_key(str(path[-1]), model_at(path[:-1], whole)),
         "literal_error": lambda: _literal(str(context["expected"]), value),
         "value_error": lambda: str(context["error"]),
         "union_tag_not_found": lambda: f"'kind' is missing; add one of {', '.join(CLASSES[str(path[0])])}",

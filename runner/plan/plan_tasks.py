@@ -58,6 +58,8 @@ from plait.task import (
 
 _MOST_FIELDS = 20
 _MOST_NAMED = 10
+_NOT_WITH_ROWS = ("plan", "loop", "race", "join", "repeat", "output", "cache")
+"""What no task of a run has whose rows are read as it goes."""
 _UPSTREAM = (("depends_on",), ("continues",))
 """The ends of the paths of a task's dependencies."""
 
@@ -207,17 +209,11 @@ class PlanTasks:
                 for name in sorted((used.names | used.results) & (above | {"results"})):
                     message = f"the {NOUNS[key]} names {name!r}, and would hold the results of all rows; let a"
                     yield (*path, key), f"{message} function go over them as a parameter, or use `plait export`"
-            for key in ("plan", "loop", "race", *(("files",) if is_of_row else ())):
-                if getattr(part, key):
+            for key in (*_NOT_WITH_ROWS, *(("files",) if is_of_row else ())):
+                if getattr(part, key) and _is_given(part, key):
                     yield (*path, key), f"leave {key!r} out"
-            if part.join != "all":
-                yield (*path, "join"), "leave 'join' out"
-            if part.repeat != 1:
-                yield (*path, "repeat"), "leave 'repeat' out"
-            if part.output == "tasks":
-                yield (*path, "output"), "no task adds others"
-            if part.cache if part.cache is not None else self._defaults.cache:
-                yield (*path, "cache") if part.cache else ("defaults", "cache"), "leave 'cache' out"
+            if part.cache is None and self._defaults.cache:
+                yield ("defaults", "cache"), "leave 'cache' out"
             if {over, "inputs"} & parse_names(part.prompt)[0].names:
                 yield (*path, "prompt"), f"the prompt names the whole list; name {{{{ item }}}} instead of {over!r}"
 
@@ -373,6 +369,16 @@ class PlanTasks:
         message = f"for_each makes {tasks:,} tasks with {edges:,} dependencies; at most {MAX_MADE:,} and {MAX_EDGES:,}"
         self._complain(("tasks",), f"{message} are possible")
         return False
+
+
+def _default_of(key: str) -> Any:
+    """Return the value of a key of a task that leaves it out."""
+    return TaskPart.model_fields[key].get_default(call_default_factory=True)
+
+
+def _is_given(part: TaskPart, key: str) -> bool:
+    """Return whether a task has another value than that of a task that leaves the key out."""
+    return bool(getattr(part, key) != _default_of(key))
 
 
 def _names_in(part: TaskPart) -> Iterator[tuple[str, str, PromptNames]]:
@@ -610,10 +616,9 @@ class AddedTasks:
         for position, part in enumerate(self._parts({"tasks": list(specs)})):
             stands_for_tasks = bool(part.plan or part.loop)
             for field in (*_REFUSED, "race", "repeat", "vote"):
-                default = TaskPart.model_fields[field].get_default(call_default_factory=True)
-                if field in _REFUSED and getattr(part, field) != default:
+                if field in _REFUSED and _is_given(part, field):
                     self._complain(position, _REFUSED[field], field)
-                setattr(part, field, default)
+                setattr(part, field, _default_of(field))
             if not (part.run or stands_for_tasks) and lacks_prompt(part.prompt, part.backend):
                 self._complain(position, NO_PROMPT, "prompt")
                 part.prompt = "?"

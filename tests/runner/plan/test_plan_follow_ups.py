@@ -115,7 +115,6 @@ MISTAKES = {
         "'steps'",
     ),
     "two kinds of tasks": (TASKS + "workflow: []", 2, "workflow", "this plan has 'tasks' already"),
-    "the former word": (TASKS + "workflows: []", 2, "workflows", "'workflows' is now called 'follow_ups'"),
     "no list": (TASKS + "follow_ups: {coder: tester}", 2, "follow_ups", "must be a list, not a mapping"),
     "no role": (steps("{prompt: x}"), 5, "follow_ups[0].steps[0].role", "is missing"),
     "no after": (TASKS + "follow_ups:\n- {steps: []}", 3, "follow_ups[0].after", "is missing"),
