@@ -129,7 +129,8 @@ clean:
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "'$$PYTHON' is $$("$$PYTHON" --version 2>&1), but plait needs 3.11 or later; name one:" \
 			"make PYTHON=python3.12" >&2; exit 1; }
-	"$$PYTHON" -m venv .venv
+	@# The pip that comes with Python 3.11 takes half as long again to see which versions fit together.
+	"$$PYTHON" -m venv --upgrade-deps .venv
 	@touch $@
 
 .venv/.local: .venv/.made pyproject.toml
