@@ -226,7 +226,7 @@ async def _outcome(run: StoredRun, task: Task, record: TaskRecord, how: How, tex
     begun = asking is not None and asking.way is Way.REPLY  # the conversation is stored up to the question
     damaged = any(run.tasks[n].damaged for n in run.state.dag.dependencies[position])
     if not begun and not damaged:  # the prompt can be rendered again
-        turn.insert(0, Message("user", clean_text(run.state.prompt(task))))
+        turn.insert(0, Message("user", clean_text(run.state.texts(task).prompt())))
     return [TaskCompleted(at, task.id, record.attempt, text, data, turn=tuple(turn))]
 
 

@@ -159,7 +159,7 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
         traceparent=traceparent(run_id, task.id),  # no attempt has a span for a person's turn
         options=task.options,
         placement=placement,
-        workspace=run.state.workspace(task),
+        workspace=run.state.texts(task).workspace(),
         attachments=attachments,
     )
 

@@ -19,7 +19,7 @@ from plait.backends.prices import UNBILLED, Prices, billing_of, load
 from plait.errors import DAGError, InvalidRequest, PromptError, RunNotFound
 from plait.json_form import value
 from plait.runner.domain.dag import DAG, RowsFile, group_of
-from plait.runner.domain.prompt_values import named, rendered
+from plait.runner.domain.prompt_values import TaskTexts, named
 from plait.runner.engine.answer_check import VERDICT
 from plait.runner.engine.call_costs import ATTACHMENT_TOKENS, CallCosts, tokens_in
 from plait.runner.engine.growth import elements_of
@@ -377,7 +377,7 @@ class _Prompts:
             answers = results + ("item" in names)
         else:
             try:
-                text = rendered(task, dag, {})
+                text = TaskTexts(task, dag, {}).prompt()
             except PromptError as error:
                 text = f"this prompt cannot be rendered: {error}"
             self.rendered[position] = text

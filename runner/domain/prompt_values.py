@@ -44,130 +44,159 @@ def named(task: Task) -> set[str]:
     return {*(frozenset().union(*(names.names | names.results for names in used)) - task.aliases.keys()), *aliased}
 
 
-def rendered(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> str:
-    """Return the rendered prompt of `task`, or its command as a message. `results` maps positions to the results of
-    done tasks. Raises PromptError.
-    """
-    if task.run:
-        values = prompt_values(task, dag, results)
-        return command_text([render(word, values) for word in task.run], render(task.prompt, values), task.codes)
-    if "{" not in task.prompt:
-        return task.prompt
-    return render(task.prompt, prompt_values(task, dag, results))
-
-
-def check_words(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> list[str]:
-    """Return the rendered words of the check of `task`; none without a check. `results` as in `rendered`. Raises
-    PromptError.
-    """
-    if task.check is None:
-        return []
-    values = prompt_values(task, dag, results)
-    return [render(word, values) for word in task.check.run]
-
-
-def workspace(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> Workspace | None:
-    """Return where the program of `task` works: by default where that of the task does which it continues; None for
-    where its backend does. `results` as in `rendered`. Raises PromptError.
-    """
-    named_by = task
-    while named_by.cwd is None and named_by.continues is not None:
-        named_by = dag[named_by.continues]
-    if (path := named_by.cwd) is None and not task.env:
-        return None
-    values = prompt_values(task, dag, results)
-    place = Workspace(env={name: render(text, values) for name, text in task.env.items()})
-    if path is None:
-        return place
-    if "{" not in path:
-        return replace(place, cwd=path)
-    written, slash, rest = path.partition("{")[0].rpartition("/")
-    below = render(rest + path[len(written + slash + rest) :], prompt_values(named_by, dag, results))
-    return replace(place, cwd=written or slash or ".", below=below)
-
-
-def passes(task: Task, dag: DAG, results: Mapping[int, TaskResult], answer: JsonInput) -> bool:
-    """Return whether the condition in the check of `task` is true of `answer`. `results` as in `rendered`. Raises
-    PromptError.
-    """
-    condition = "true" if task.check is None else task.check.passes or "true"
-    return is_true(condition, _check_values(task, dag, results, answer))
-
-
-def judge_prompt(task: Task, dag: DAG, results: Mapping[int, TaskResult], answer: JsonInput) -> str:
-    """Return the prompt for the judge of `answer`. `results` as in `rendered`. Raises PromptError."""
-    prompt = "" if task.check is None else task.check.judge or ""
-    return render(prompt, _check_values(task, dag, results, answer))
-
-
-def _check_values(task: Task, dag: DAG, results: Mapping[int, TaskResult], answer: JsonInput) -> dict[str, JsonInput]:
-    """Return the value of each name in the check of `task`, `answer` included."""
-    texts = [] if task.check is None else list(check_texts(task.check))
-    has_data = any("data" in text for text, _, _ in texts)
-    upstream, values = _Upstream(task, dag, results, has_data=has_data), dict[str, JsonInput]()
-    for _, names, _ in texts:
-        values |= upstream.values(names)
-    return {**values, ANSWER: structured(answer) if has_data else answer}
-
-
-def check_key(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> list[JsonInput]:
-    """Return what determines the check and the folder of `task`; nothing without them. `results` as in `rendered`.
-    Raises PromptError.
-    """
-    place, check = workspace(task, dag, results), task.check
-    if place is not None:
-        return [as_json(place), *check_key(replace(task, cwd=None, env={}, continues=None), dag, results)]
-    if check is None:
-        return []
-    values = _check_values(task, dag, results, None) if check.passes or check.judge else {}
-    further = [check.output_schema, check.passes, check.judge, check.backend, values]
-    return [*check_words(task, dag, results), *(cast("list[JsonInput]", further) if any(further) else [])]
-
-
-def prompt_values(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> dict[str, JsonInput]:
-    """Return the value of each name in the texts of `task`. `results` as in `rendered`."""
-    upstream = _Upstream(task, dag, results, has_data=any("data" in text for text in task.texts))
-    return upstream.values(names_of(task))
-
-
-def is_wanted(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> bool:
-    """Return whether the condition of `task`, if any, is true. `results` as in `rendered`. Raises PromptError."""
-    if task.when is None:
-        return True
-    upstream = _Upstream(task, dag, results, has_data="data" in task.when)
-    return is_true(task.when, upstream.values(condition_names(task.when)[0]))
-
-
 Results: TypeAlias = Mapping[str, "str | Sequence[str]"]
 """The results of a called plan by name: the id of a task, or the ids of the tasks that `for_each` made."""
 
 
-def call_inputs(task: Task, dag: DAG, results: Mapping[int, TaskResult], previous: Results) -> dict[str, JsonInput]:
-    """Return the inputs of the plan that `task` calls. `previous` are the results of the round before; empty in the
-    first. Raises PromptError.
+class TaskTexts:
+    """The texts of `task` with the values of their names. `results` maps positions in `dag` to the results of done
+    tasks. The DAG is validated, so every name has a value; what renders a text may raise PromptError.
     """
-    assert task.call is not None
-    upstream = _Upstream(task, dag, results, has_data=True)
-    used, own = names_of(task), {PREVIOUS} if task.call.is_loop else set[str]()
-    values = upstream.values(replace(used, names=used.names - own))
-    if task.call.is_loop:
-        values[PREVIOUS] = upstream.by_name(previous) or NoResult()
-    inputs = {name: evaluated(value, values) for name, value in task.call.values.items()}
-    return {**cast("Mapping[str, JsonInput]", task.call.plan.get("inputs", {})), **inputs}
+
+    def __init__(self, task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> None:
+        self._task = task
+        self._dag = dag
+        self._results = results
+
+    def prompt(self) -> str:
+        """Return the rendered prompt, or the command as a message."""
+        task = self._task
+        if task.run:
+            values = self.values()
+            return command_text([render(word, values) for word in task.run], render(task.prompt, values), task.codes)
+        return render(task.prompt, self.values()) if "{" in task.prompt else task.prompt
+
+    def check_words(self) -> list[str]:
+        """Return the rendered words of the check; none without a check."""
+        if self._task.check is None:
+            return []
+        values = self.values()
+        return [render(word, values) for word in self._task.check.run]
+
+    def workspace(self) -> Workspace | None:
+        """Return where the program of the task works: by default where that of the task does which it continues; None
+        for where its backend does.
+        """
+        named_by = self._task
+        while named_by.cwd is None and named_by.continues is not None:
+            named_by = self._dag[named_by.continues]
+        if (path := named_by.cwd) is None and not self._task.env:
+            return None
+        values = self.values()
+        place = Workspace(env={name: render(text, values) for name, text in self._task.env.items()})
+        if path is None:
+            return place
+        if "{" not in path:
+            return replace(place, cwd=path)
+        written, slash, rest = path.partition("{")[0].rpartition("/")
+        values = TaskTexts(named_by, self._dag, self._results).values()
+        below = render(rest + path[len(written + slash + rest) :], values)
+        return replace(place, cwd=written or slash or ".", below=below)
+
+    def passes(self, answer: JsonInput) -> bool:
+        """Return whether the condition in the check is true of `answer`."""
+        check = self._task.check
+        return is_true("true" if check is None else check.passes or "true", self._check_values(answer))
+
+    def judge_prompt(self, answer: JsonInput) -> str:
+        """Return the rendered prompt for the judge of `answer`."""
+        check = self._task.check
+        return render("" if check is None else check.judge or "", self._check_values(answer))
+
+    def _check_values(self, answer: JsonInput) -> dict[str, JsonInput]:
+        """Return the value of each name in the check, `answer` included."""
+        texts = [] if self._task.check is None else list(check_texts(self._task.check))
+        has_data, values = any("data" in text for text, _, _ in texts), dict[str, JsonInput]()
+        for _, names, _ in texts:
+            values |= self._values(names, has_data=has_data)
+        return {**values, ANSWER: structured(answer) if has_data else answer}
+
+    def check_key(self) -> list[JsonInput]:
+        """Return what determines the check and the folder of the task; nothing without them."""
+        place, check = self.workspace(), self._task.check
+        if place is not None:
+            elsewhere = replace(self._task, cwd=None, env={}, continues=None)
+            return [as_json(place), *TaskTexts(elsewhere, self._dag, self._results).check_key()]
+        if check is None:
+            return []
+        values = self._check_values(None) if check.passes or check.judge else {}
+        further = [check.output_schema, check.passes, check.judge, check.backend, values]
+        return [*self.check_words(), *(cast("list[JsonInput]", further) if any(further) else [])]
+
+    def values(self) -> dict[str, JsonInput]:
+        """Return the value of each name in the texts but the condition."""
+        return self._values(names_of(self._task), has_data=any("data" in text for text in self._task.texts))
+
+    def is_wanted(self) -> bool:
+        """Return whether the condition of the task, if any, is true."""
+        if self._task.when is None:
+            return True
+        names = condition_names(self._task.when)[0]
+        return is_true(self._task.when, self._values(names, has_data="data" in self._task.when))
+
+    def call_inputs(self, previous: Results) -> dict[str, JsonInput]:
+        """Return the inputs of the plan that the task calls. `previous` are the results of the round before; empty in
+        the first.
+        """
+        call = self._task.call
+        assert call is not None
+        used, own = names_of(self._task), {PREVIOUS} if call.is_loop else set[str]()
+        values = self._values(replace(used, names=used.names - own), has_data=True)
+        if call.is_loop:
+            values[PREVIOUS] = _by_name(previous, self._dag, self._results, has_data=True) or NoResult()
+        inputs = {name: evaluated(value, values) for name, value in call.values.items()}
+        return {**cast("Mapping[str, JsonInput]", call.plan.get("inputs", {})), **inputs}
+
+    def argument_values(self) -> dict[str, JsonInput]:
+        """Return the value of each name in the arguments of the task."""
+        return {name: self._value(name, has_data=False) for name in self._task.arguments}
+
+    def _values(self, used: PromptNames, *, has_data: bool) -> dict[str, JsonInput]:
+        """Return the values of the names in `used`. `has_data`: a text may name the field `data` of a result."""
+        values = {name: self._value(name, has_data=has_data) for name in used.names}
+        if "results" in values:
+            task = self._task
+            names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=self._dag.position)
+            values["results"] = {name: self._value(name, has_data=has_data) for name in [*names, *task.aliases]}
+        return values
+
+    def _value(self, name: str, *, has_data: bool) -> JsonInput:
+        task, inputs = self._task, self._task.inputs or self._dag.inputs
+        if name in task.aliases:
+            return _by_name({name: task.aliases[name]}, self._dag, self._results, has_data=has_data)[name]
+        if name == "item":
+            return task.item
+        if name == "inputs":
+            return dict(inputs)
+        if name in inputs:
+            return inputs[name]
+        return None if name == "results" else _result(name, self._dag, self._results, has_data=has_data)
 
 
 def round_values(
     inputs: Mapping[str, JsonInput], names: Results, dag: DAG, results: Mapping[int, TaskResult]
 ) -> dict[str, JsonInput]:
     """Return the values of the names in `until` and `returns` of a called plan with these inputs and results."""
-    by_name = _Upstream(Task("-", "-"), dag, results, has_data=True).by_name(names)
+    by_name = _by_name(names, dag, results, has_data=True)
     return {**inputs, **by_name, "inputs": inputs, "results": by_name}
 
 
-def argument_values(task: Task, dag: DAG, results: Mapping[int, TaskResult]) -> dict[str, JsonInput]:
-    """Return the value of each name in the arguments of `task`. `results` as in `rendered`."""
-    upstream = _Upstream(task, dag, results, has_data=False)
-    return {name: upstream.value(name) for name in task.arguments}
+def _by_name(names: Results, dag: DAG, results: Mapping[int, TaskResult], *, has_data: bool) -> dict[str, JsonInput]:
+    """Return the results by their names."""
+    return {
+        name: _result(ids, dag, results, has_data=has_data)
+        if isinstance(ids, str)
+        else [_result(task_id, dag, results, has_data=has_data) for task_id in ids]
+        for name, ids in names.items()
+    }
+
+
+def _result(task_id: str, dag: DAG, results: Mapping[int, TaskResult], *, has_data: bool) -> JsonInput:
+    """Return the value of a task; `NoResult` if the task was skipped or failed softly."""
+    result = results.get(dag.position(task_id))
+    if result is None or result.status is not TaskStatus.COMPLETED:
+        return NoResult()
+    return structured(result.value) if has_data else result.value
 
 
 def parameter_name(name: str) -> str:
@@ -203,48 +232,3 @@ def with_arguments(
                 continue
         arguments.append(name or parameter)
     return task if tuple(arguments) == task.arguments else replace(task, arguments=tuple(arguments))
-
-
-class _Upstream:
-    def __init__(self, task: Task, dag: DAG, results: Mapping[int, TaskResult], *, has_data: bool) -> None:
-        self._task = task
-        self._dag = dag
-        self._results = results
-        self._has_data = has_data
-        """True if the template may name the field `data` of a result."""
-
-    def values(self, used: PromptNames) -> dict[str, JsonInput]:
-        """Return the values of the names in `used`."""
-        values: dict[str, JsonInput] = {name: self.value(name) for name in used.names}
-        if "results" in values:
-            task = self._task
-            names = sorted({*task.upstream, *used.results} - task.aliases.keys(), key=self._dag.position)
-            values["results"] = {name: self.value(name) for name in [*names, *task.aliases]}
-        return values
-
-    def by_name(self, names: Results) -> dict[str, JsonInput]:
-        """Return the results by their names."""
-        return {
-            name: self._result(ids) if isinstance(ids, str) else [self._result(task_id) for task_id in ids]
-            for name, ids in names.items()
-        }
-
-    def value(self, name: str) -> JsonInput:
-        """Return the value of `name`. The DAG is validated, so every name has a value."""
-        task, inputs = self._task, self._task.inputs or self._dag.inputs
-        if name in task.aliases:
-            return self.by_name({name: task.aliases[name]})[name]
-        if name == "item":
-            return task.item
-        if name == "inputs":
-            return dict(inputs)
-        if name in inputs:
-            return inputs[name]
-        return None if name == "results" else self._result(name)
-
-    def _result(self, task_id: str) -> JsonInput:
-        """Return the value of a task; `NoResult` if the task was skipped or failed softly."""
-        result = self._results.get(self._dag.position(task_id))
-        if result is None or result.status is not TaskStatus.COMPLETED:
-            return NoResult()
-        return structured(result.value) if self._has_data else result.value

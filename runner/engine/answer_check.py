@@ -82,7 +82,7 @@ class AnswerCheck:
         assert task.check is not None
         own, judge, command = run.options.backends[name], task.check.backend or name, None
         if task.check.run:
-            words = list(map(clean_text, run.state.check_words(task)))
+            words = list(map(clean_text, run.state.texts(task).check_words()))
             backend = run.options.backends.get(COMMAND_BACKEND)
             if place is not None and isinstance(own, ProgramBackend):
                 place = Workspace(str(own.working_in(place).folder), env=place.env)
@@ -112,7 +112,7 @@ class AnswerCheck:
                 error = _failed("output_schema", f"the answer does not fit: {mismatch}")
         if error is None and (condition := self._check.passes) is not None:
             try:
-                passes = self._run.state.passes(self._task, _answer(reply))
+                passes = self._run.state.texts(self._task).passes(_answer(reply))
                 end = "is true" if passes else "is false"
             except PromptError as mistake:
                 passes, end = False, f"cannot be evaluated: {mistake}"
@@ -149,7 +149,7 @@ class AnswerCheck:
         options, retry = self._run.options, self._task.retry_policy
         backend, cancellation = options.backends[self._judge], self._run.cancellation
         try:
-            prompt = clean_text(self._run.state.judge_prompt(self._task, _answer(judged)))
+            prompt = clean_text(self._run.state.texts(self._task).judge_prompt(_answer(judged)))
         except PromptError as mistake:
             return CallOutcome(None, None, BackendError(ErrorKind.INVALID_REQUEST, f"the judge's prompt: {mistake}"))
         tries, failures, usage = 0, 0, NO_USAGE
@@ -204,14 +204,14 @@ async def play_again(state: RunState, backend: CommandBackend) -> list[PlayedChe
     they end now. Stores nothing. Raises PromptError.
     """
     tasks = [task for task in state.dag if task.check is not None and task.check.run and state.is_completed(task.id)]
-    commands = {task.id: list(map(clean_text, state.check_words(task))) for task in tasks}
+    commands = {task.id: list(map(clean_text, state.texts(task).check_words())) for task in tasks}
     played: dict[str, PlayedCheck] = {}
 
     async def play(task: Task) -> None:
         words, result = commands[task.id], state.results[state.dag.position(task.id)]
         async with backend.check_slot():
             request = ConversationRequest(timeout=task.timeout)
-            check = CommandCheck(backend, words, None, {}, state.workspace(task))
+            check = CommandCheck(backend, words, None, {}, state.texts(task).workspace())
             evidence, error = await check.run(request, result.text)
         head, _, output = evidence[0].content.partition("\n\n") if evidence else ("", "", "")
         end = head.split("\n")[1] if evidence else "" if error is None else error.message

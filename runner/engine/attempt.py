@@ -269,7 +269,7 @@ class AttemptRunner:
         messages = () if continuation is None else (*continuation.messages, *continuation.refused)
         history = None if task.continues is None else self._state.history(task)
         messages += () if history is None else history.messages
-        return [self._state.prompt(task), *(message.content for message in messages)]
+        return [self._state.texts(task).prompt(), *(message.content for message in messages)]
 
     def worst_case(self, position: int, name: str | None = None) -> float | None:
         """Return the most that the next attempt of the task costs, in US dollars, on the backend `name` if given:
@@ -403,7 +403,7 @@ class AttemptRunner:
             return continuation.answer.text
         if continuation is not None and continuation.correction is not None:
             return continuation.correction
-        prompt = self._state.prompt(attempt.task)
+        prompt = self._state.texts(attempt.task).prompt()
         if not attempt.task.files:
             return prompt
         files = files_of(attempt.task)
@@ -478,14 +478,14 @@ class AttemptRunner:
             else traceparent(self._run_id, task.id, attempt.number),
             options=self._options(attempt.position, name) if self._spares else task.options,
             placement=placement,
-            workspace=self._state.workspace(task) if name in self._take_places else None,
+            workspace=self._state.texts(task).workspace() if name in self._take_places else None,
             keeps=() if self._folders is None else self._folders.descriptors(attempt.position),
             values=self._values(attempt.position, task) if task.arguments else _NO_VALUES,
             attachments=attempt.attachments if self._abilities[name].takes_files == "contents" else (),
         )
 
     def _values(self, position: int, task: Task) -> Mapping[str, JsonInput]:
-        values, file = self._state.argument_values(task), self._state.dag.rows_file
+        values, file = self._state.texts(task).argument_values(), self._state.dag.rows_file
         if file is None or position >= file.first:
             return values
         return {**values, **answers_of_rows(self._run, file, task)}

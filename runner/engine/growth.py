@@ -21,7 +21,7 @@ from plait.backends.backend_protocol import Abilities, Reply
 from plait.errors import DAGError, Problem, nearest
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import group_of
-from plait.runner.domain.prompt_values import call_inputs, named, round_values
+from plait.runner.domain.prompt_values import TaskTexts, named, round_values
 from plait.runner.domain.run_result import TaskResult
 from plait.runner.domain.task_checks import for_each_targets, part_id_clashes, unpaired_continues
 from plait.runner.engine.live_run import LiveRun
@@ -372,7 +372,7 @@ def _names(run: LiveRun, position: int, number: int) -> dict[str, str | list[str
 def _inputs(run: LiveRun, position: int, number: int) -> dict[str, JsonInput]:
     task, dag = run.state.dag.tasks[position], run.state.dag
     previous = {} if number == 1 else _names(run, position, number - 1)
-    return call_inputs(task, dag, run.state.results, previous)
+    return TaskTexts(task, dag, run.state.results).call_inputs(previous)
 
 
 def _round_values(run: LiveRun, position: int, number: int) -> dict[str, JsonInput]:

@@ -283,7 +283,7 @@ class OutcomeHandler:
         session = None if answer.session_id is None else self._session_to_fork(position, answer.session_id)
         started = self._state.start(position, self._stamp(), answer.source, session, confirmed=session is not None)
         task, reply = self._state.dag.tasks[position], Reply(answer.text, answer.data)
-        prompt = clean_text(self._state.prompt(task)) if answer.prompt is None else answer.prompt
+        prompt = clean_text(self._state.texts(task).prompt()) if answer.prompt is None else answer.prompt
         turn = answer.messages or prompt
         completed = self._state.complete(
             position, self._stamp(), reply, answer.data_json, session_id=session, turn=turn
@@ -357,7 +357,7 @@ class OutcomeHandler:
         """
         task = self._state.dag.tasks[position]
         try:
-            is_wanted = self._state.is_wanted(task)
+            is_wanted = self._state.texts(task).is_wanted()
         except PromptError as error:
             message = f"the condition {_shown(task)} cannot be evaluated: {error}"
             return self._fail_without_slot(position, DECIDING, BackendError(ErrorKind.INVALID_REQUEST, message[:2000]))

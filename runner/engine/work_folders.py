@@ -104,7 +104,7 @@ class WorkFolders:
         if not isinstance(backend, ProgramBackend) or task.shared:
             return None
         try:
-            return backend.folder_written(run.state.workspace(task))
+            return backend.folder_written(run.state.texts(task).workspace())
         except PromptError:  # reported by the attempt
             return None
 

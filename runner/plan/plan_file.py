@@ -29,7 +29,7 @@ from plait.backends.command_backend import CommandBackend
 from plait.errors import BackendError, DAGError, PlanError, PlanProblem, Problem, PromptError, nearest
 from plait.json_form import JsonInput, JsonValue, value
 from plait.runner.domain.dag import DAG, group_of
-from plait.runner.domain.prompt_values import workspace
+from plait.runner.domain.prompt_values import TaskTexts
 from plait.runner.domain.task_checks import missing_fields
 from plait.runner.plan.condition_play import Play
 from plait.runner.plan.plan_inputs import FirstRows, SuppliedValues, input_values, no_input, read_prompt_files
@@ -437,7 +437,7 @@ def _look_up_folders(part: PlanPart, dag: DAG, folder: Path, source: Source) -> 
             continue
         backend = CommandBackend(cwd=folder / Path(spec.cwd or ".").expanduser())
         try:
-            where = backend.working_in(workspace(replace(task, env={}), dag, {})).folder
+            where = backend.working_in(TaskTexts(replace(task, env={}), dag, {}).workspace()).folder
         except (PromptError, BackendError) as error:
             source.complain(("tasks", index, "cwd"), str(error))
             continue

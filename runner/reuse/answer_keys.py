@@ -13,7 +13,7 @@ from typing import Any
 
 from plait.json_form import JsonInput, JsonValue, to_json
 from plait.runner.domain.dag import group_of
-from plait.runner.domain.prompt_values import named, prompt_values
+from plait.runner.domain.prompt_values import TaskTexts, named
 from plait.runner.domain.task_checks import is_row_of_texts
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
@@ -100,9 +100,10 @@ class AnswerKeys:
             if not self.is_shareable(before) or (earlier := self._by_position[before]) is None:
                 return None
             prefix = [earlier, self.state.results[before].text]
+        texts = self.state.texts(task)
         try:
-            prompt, check = clean_text(self.state.prompt(task)), self.state.check_key(task)
-            values = self.state.argument_values(task)
+            prompt, check = clean_text(texts.prompt()), texts.check_key()
+            values = texts.argument_values()
         except Exception:  # reported by the attempt
             return None
         backend = self.backend_keys[self.state.dag.backend_of(task) or ""]
@@ -191,7 +192,7 @@ def _changes(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) ->
 
 def _values(state: RunState, position: int) -> dict[str, JsonInput]:
     """Return the values in the prompt, with each task under `results` by its own name."""
-    values = prompt_values(state.dag.tasks[position], state.dag, state.results)
+    values = TaskTexts(state.dag.tasks[position], state.dag, state.results).values()
     results = values.pop("results", None)
     return {**values, **(results if isinstance(results, Mapping) else {})}
 

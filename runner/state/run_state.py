@@ -34,25 +34,15 @@ from plait import events
 from plait.backends.backend_protocol import Reply
 from plait.dialogue import Message
 from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonInput, JsonValue
+from plait.json_form import JsonValue
 from plait.persistence.store_records import AttemptRecord, TaskRecord
 from plait.runner.domain.asked_question import AnsweredQuestion, Asking, Way, answers_of, asking_of, encode_answers
 from plait.runner.domain.continuation import Continuation, History, is_refusal
 from plait.runner.domain.dag import DAG, FREED
-from plait.runner.domain.prompt_values import (
-    argument_values,
-    check_key,
-    check_words,
-    is_wanted,
-    judge_prompt,
-    named,
-    passes,
-    rendered,
-    workspace,
-)
+from plait.runner.domain.prompt_values import TaskTexts, named
 from plait.runner.domain.run_result import ResumeSummary, RunResult, TaskResult
 from plait.statuses import TASK_DONE, TASK_STATUSES, TASK_TRANSITIONS, AttemptStatus, RunStatus, TaskStatus
-from plait.task import Task, Workspace, failed_status
+from plait.task import Task, failed_status
 from plait.usage import NO_USAGE, Usage
 
 MOST_STORED_IN_MEMORY = 32 * 2**20
@@ -301,39 +291,9 @@ class RunState:
             return self._results
         return {one: self._results[one] for one in self._seen[position] if one in self._results}
 
-    def prompt(self, task: Task) -> str:
-        """Return the task's rendered prompt. Raise PromptError if rendering fails."""
-        return rendered(task, self.dag, self._results_for(task))
-
-    def check_words(self, task: Task) -> list[str]:
-        """Return the rendered words of the task's check; none without a check. Raise PromptError if rendering fails."""
-        return check_words(task, self.dag, self._results_for(task))
-
-    def workspace(self, task: Task) -> Workspace | None:
-        """Return where the program of the task works. Raise PromptError if rendering fails."""
-        return workspace(task, self.dag, self._results_for(task))
-
-    def passes(self, task: Task, answer: JsonValue) -> bool:
-        """Return whether `answer` passes the condition in the task's check. Raise PromptError if the evaluation
-        fails.
-        """
-        return passes(task, self.dag, self._results_for(task), answer)
-
-    def judge_prompt(self, task: Task, answer: JsonValue) -> str:
-        """Return the rendered prompt for the judge of `answer`. Raise PromptError if rendering fails."""
-        return judge_prompt(task, self.dag, self._results_for(task), answer)
-
-    def check_key(self, task: Task) -> list[JsonInput]:
-        """Return what determines the task's check and folder. Raise PromptError if rendering fails."""
-        return check_key(task, self.dag, self._results_for(task))
-
-    def argument_values(self, task: Task) -> dict[str, JsonInput]:
-        """Return the value of each name in the task's arguments."""
-        return argument_values(task, self.dag, self._results_for(task))
-
-    def is_wanted(self, task: Task) -> bool:
-        """Return whether the task's condition, if any, is true. Raise PromptError if the evaluation fails."""
-        return is_wanted(task, self.dag, self._results)
+    def texts(self, task: Task) -> TaskTexts:
+        """Return the texts of the task, with the results that it has or started with."""
+        return TaskTexts(task, self.dag, self._results_for(task))
 
     def result(
         self, run_id: str, status: RunStatus, error: str | None = None, resume_summary: ResumeSummary | None = None

@@ -67,7 +67,7 @@ async def sent_prompt(run: StoredRun, position: int) -> str:
         for one in stored:
             if one.role == "user" and one.attempt == state.attempts[position] and not one.damaged:
                 return one.content
-    return clean_text(state.prompt(task))
+    return clean_text(state.texts(task).prompt())
 
 
 async def _continued_task(store: Store, run_id: str, state: RunState, task_id: str) -> str | None:

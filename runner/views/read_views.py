@@ -395,7 +395,7 @@ async def rendered_prompt(store: Store, run_id: str, task_id: str) -> str | None
     """Return the prompt of a task that has no stored message yet; None while the prompt cannot be rendered."""
     run = await stored_run(store, run_id)
     try:
-        return run.state.prompt(run.state.dag[task_id])
+        return run.state.texts(run.state.dag[task_id]).prompt()
     except PlaitError:  # a dependency has no result yet
         return None
 
@@ -555,7 +555,7 @@ def _is_defaulted(run: StoredRun, step: ResumeStep, answers: Mapping[str, Answer
 async def _with_input_tokens(run: StoredRun, step: ResumeStep) -> ResumeStep:
     task = run.state.dag[step.task_id]
     try:
-        characters = len(run.state.prompt(task))
+        characters = len(run.state.texts(task).prompt())
         if task.continues is not None and run.state.is_completed(task.continues):
             history = await load_history(run.store, run.record.run_id, run.state, task.continues)
             characters += sum(len(message.content) for message in history.messages)

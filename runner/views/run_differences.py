@@ -113,7 +113,7 @@ def _side(run: StoredRun, position: int | None) -> TaskView | None:
         return None
     shown = task_view(run.tasks[position])
     try:
-        return replace(shown, prompt=run.state.prompt(run.state.dag.tasks[position]))
+        return replace(shown, prompt=run.state.texts(run.state.dag.tasks[position]).prompt())
     except PromptError:
         return shown
 

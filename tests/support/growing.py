@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from plait import DAG, FailureMode, RunStatus, Task, TaskResult, TaskStatus
 from plait.runner.domain.policy import Decision, Policy, RecordedRun
-from plait.runner.domain.prompt_values import rendered
+from plait.runner.domain.prompt_values import TaskTexts
 from plait.runner.policies import policy_of
 
 Outcome = Callable[[Task, str], "str | Exception"]
@@ -44,7 +44,8 @@ class Grown:
         return next((task for task in free if all(map(self.passes, task.upstream))), None)
 
     def run_one(self, task: Task, outcome: Outcome) -> None:
-        prompt = rendered(task, self.dag, {self.dag.position(name): result for name, result in self.results.items()})
+        results = {self.dag.position(name): one for name, one in self.results.items()}
+        prompt = TaskTexts(task, self.dag, results).prompt()
         self.ran.append(task.id)
         self.prompts.append(prompt)
         came = outcome(task, prompt)

@@ -71,7 +71,7 @@ async def _nobody_asked(_run: StoredRun) -> set[int]:
 
 
 async def _rendered_prompt(run: StoredRun, position: int) -> str:
-    return run.state.prompt(run.state.dag.tasks[position])
+    return run.state.texts(run.state.dag.tasks[position]).prompt()
 
 
 def _cache_before_fresh() -> AbstractContextManager[object]:
