@@ -136,11 +136,12 @@ def pytest_sessionfinish() -> None:
     faulthandler.cancel_dump_traceback_later()
 
 
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def clean_environment() -> None:
+    """Once for all tests: what a test sets of these, `monkeypatch` takes back."""
     for name in list(os.environ):
         if name.startswith(PRIVATE) or name.upper() in PROXIES:
-            monkeypatch.delenv(name)
+            del os.environ[name]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from plait.backends.json_fields import number
 from plait.errors import BackendError
 from plait.safe_text import shown
 from tests.support.agents.recorded import NOW, ROOT, names, read, recorded
+from tests.support.sizes import size
 
 PROGRAMS = {
     "claude": ClaudeCodeBackend(now=lambda: NOW),
@@ -103,7 +104,7 @@ def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, An
     assert failure.retry_after is None or failure.retry_after >= 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=size(15, 60))
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(CALLS), st.lists(OBJECTS, max_size=4), ENDINGS)
 def test_any_objects_are_read(cli: str, call: Call, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
     _check(PROGRAMS[cli].reader, call, events, ending)

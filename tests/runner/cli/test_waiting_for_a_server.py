@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 from tests.support.processes.away_at_the_end import FAILED
 from tests.support.processes.command import environment, plait_here
+from tests.support.processes.warm import Warm
 
 PLAN = 'backends: {w: {kind: function, call: "work.py:work"}}\ntasks: [{id: a, prompt: hello}]\n'
 WORK = "async def work(prompt):\n    open('away', 'w').close()\n    return prompt\n"
 
 
 @contextmanager
-def waiting(folder: Path, *words: str) -> Generator[tuple[subprocess.Popen[str], str, Iterator[str]]]:
+def waiting(folder: Path, *words: str) -> Generator[tuple[Warm, str, Iterator[str]]]:
     """The command while its run waits at the end, the line that says so, and the lines that follow."""
     command = [sys.executable, "-m", "tests.support.processes.away_at_the_end", *words]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+    with Warm(command, cwd=folder, env=environment(), stdout=PIPE, stderr=PIPE) as process:
         assert process.stderr is not None
         try:
             lines = iter(process.stderr.readline, "")
