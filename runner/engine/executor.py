@@ -105,9 +105,7 @@ class Executor:
         self._at_most_once: dict[int, Attempt] = {}
         """The last attempt of every task marked at_most_once."""
         self.ended_by: EndedBy | None = None
-        """The reason for an early end. A stopped run can be resumed, and after a refusal of the store the run goes on
-        from what is stored; the other reasons are final.
-        """
+        """The reason for an early end. A stopped run can be resumed; the other reasons are final."""
         self._parks = run.parks and run.options.store is not None
         self._parked_until = 0.0
         """The Unix time in seconds until which the run is parked."""
@@ -231,17 +229,6 @@ class Executor:
         self.ended_by, self._winding_down = "cancel", True
         self._run.sink.submit([events.RunCancelling(self._stamp(), self._run.run_id)])
         self._run.cancellation.request()
-        for ready in self._judging.values():
-            ready.set()
-        self._end_when_quiet()
-
-    def settle(self) -> None:
-        """Start nothing more, let the attempts under way end, and store their outcomes: the store has refused a change,
-        so that the execution is ahead of what is stored.
-        """
-        if self._closed or self.ended_by in {"stop", "cancel"}:
-            return
-        self.ended_by, self._winding_down = "refusal", True
         for ready in self._judging.values():
             ready.set()
         self._end_when_quiet()
@@ -677,7 +664,7 @@ class Executor:
             self._settle_shares(attempt, outcome)
         if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race, and is settled
             return self._run.sink.submit([]), []
-        if self._winding_down and self.ended_by == "cancel" and outcome.error is not None:
+        if self._winding_down and outcome.error is not None:
             # No failure of the task: the attempt was asked to end. `finish` cancels the task.
             self._state.spend(attempt.position, outcome.error.usage)
             self._scheduler.withdraw(attempt.position)
@@ -696,9 +683,7 @@ class Executor:
         return stored, attempts
 
     async def _slot_for_judge(self, attempt: Attempt, name: str, used: Usage) -> Settle | None:
-        """Implement `AnswerCheck.run`: the attempt ends with the slot that it has then. Once the store has refused a
-        change, answers that are there are judged without a slot, since none is given out any more.
-        """
+        """Implement `AnswerCheck.run`: the attempt ends with the slot that it has then."""
         position, rates = attempt.position, self._scheduler.rates
         self._settle_rate(position, used)
         if self.ended_by is None and self._scheduler.move(position, name):
