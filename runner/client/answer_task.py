@@ -17,11 +17,10 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Way
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
-from plait.runner.engine.lease import owner_is_gone, wait_for_expiry, with_lease
+from plait.runner.engine.lease import owner_is_gone, wait_for_expiry, write_beside
 from plait.runner.engine.run_options import RunOptions
 from plait.runner.recovery.resume_plan import (
     DECLARED_FAILED,
-    Evidence,
     ResumeAction,
     first_notes,
     given_answers,
@@ -31,7 +30,7 @@ from plait.runner.recovery.resume_plan import (
     too_late,
     with_detached_turns,
 )
-from plait.runner.state.attempt_files import under_way
+from plait.runner.state.attempt_files import attempt_files, end_attempt, files_root
 from plait.runner.state.budget import raise_of
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
@@ -106,8 +105,8 @@ async def _apply(config: RunOptions, run: StoredRun, task_id: str, how: How, tex
     run.require_task(task_id)
     await wait_for_expiry(config, run)
     position, run = dag.position(task_id), await with_detached_turns(config, run)
-    evidence = Evidence(detached=run.detached, died=owner_died(run))
-    record, step = run.tasks[position], plan_resume(dag, run.tasks, evidence=evidence)[position]
+    died = owner_died(run)
+    record, step = run.tasks[position], plan_resume(dag, run.tasks, detached=run.detached, died=died)[position]
     if position in run.state.asking:
         await _require_decidable(config, run, task_id, how)
     if step.action is ResumeAction.ADOPT:
@@ -117,9 +116,11 @@ async def _apply(config: RunOptions, run: StoredRun, task_id: str, how: How, tex
     at = iso(config.clock.wall())
     then: list[Event] = []
     if TaskStatus(record.status) is not TaskStatus.WAITING_INPUT:  # the process died and the run was not resumed
-        then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=evidence.died))
+        then.append(TaskWaiting(at, task_id, record.attempt, step.reason, crashed=died))
     then += await _outcome(run, dag[task_id], record, how, text, at)
-    await with_lease(config, run, then, under_way(run.tasks, but=task_id))
+    await write_beside(config, run, then)
+    if (root := files_root(run.store)) is not None:  # programs of an owner that died
+        await end_attempt(attempt_files(root, run_id, task_id, record.attempt).turn)
 
 
 async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, how: How) -> None:
@@ -128,8 +129,8 @@ async def _require_decidable(config: RunOptions, run: StoredRun, task_id: str, h
     """
     run_id, asking = run.record.run_id, run.state.asking[run.state.dag.position(task_id)]
     answers = given_answers(run, config.clock.wall())
-    if task_id in answers.answers or task_id in answers.late:
-        noted = task_id in answers.answers and answers.answers[task_id].by == "person"
+    if task_id in answers:
+        noted = (first := answers[task_id]) is not None and first.by == "person"
         raise AnswerConflict(too_late(run_id, task_id, asking, noted=noted))
     if how == "again":
         raise PlaitError(
@@ -167,7 +168,7 @@ async def answer_question(
             raises = raise_of(asking, task_id, answer, at)
             answered = run.state.answer(run.state.dag.position(task_id), at, answer, "person")
             try:
-                await with_lease(config, run, [answered, *raises], under_way(run.tasks))  # claim, write, release
+                await write_beside(config, run, [answered, *raises])
             except RunOwned:
                 continue  # another process claimed the run first
             return True

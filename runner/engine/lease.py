@@ -14,7 +14,7 @@ import anyio
 
 from plait import events
 from plait.backends.process.process_table import boot_id, start_time
-from plait.clock_and_ids import Clock, iso, parse_time
+from plait.clock_and_ids import Clock, iso
 from plait.errors import Conflict, Fenced, RunOwned, StoreError
 from plait.events import Event, LeaseRenewed, Owner, RunClaimed, RunReleased
 from plait.failpoints import reached
@@ -23,7 +23,6 @@ from plait.persistence.store_records import Batch, RunRecord
 from plait.runner.engine.checkpointer import Checkpointer, WritePosition
 from plait.runner.engine.live_run import LiveRun
 from plait.runner.engine.run_options import RunOptions, server_of
-from plait.runner.state.attempt_files import has_files, kill_orphans
 from plait.runner.state.stored_run import StoredRun
 from plait.statuses import UNDER_WAY, RunStatus
 
@@ -139,31 +138,6 @@ async def wait_for_expiry(options: RunOptions, run: StoredRun, live: LiveRun | N
     return True
 
 
-async def short_claim_ends(options: RunOptions, store: Store, run_id: str) -> bool:
-    """Wait for the end of a short claim, such as the claim of a process that stores an answer. Return whether the run
-    can be claimed now: False if a process executes the run, or if the claim lasts longer than `_SHORT_S` seconds.
-
-    A run that is stored as under way is executed by its owner, unless a person's decision about a dead run is stored
-    just now. Such a claim lasts only where processes of agents have to be ended, and is young.
-
-    Raises StoreError. Cancellation ends the wait.
-    """
-    until = options.clock.monotonic() + _SHORT_S
-    while (record := await store.get_run(run_id)) is not None:
-        if record.owner is None or owner_is_gone(record):
-            return True
-        executes = RunStatus(record.status) in UNDER_WAY and not _may_be_short(options, store, record.owner, run_id)
-        if executes or options.clock.monotonic() >= until:
-            return False
-        await options.clock.sleep(0.05)
-    return False
-
-
-def _may_be_short(options: RunOptions, store: Store, owner: Owner, run_id: str) -> bool:
-    """Return whether the claim of a run that is stored as under way may be that of `with_lease`."""
-    return has_files(store, run_id) and options.clock.wall() - parse_time(owner.claimed_at) < _SHORT_S
-
-
 def is_live(record: RunRecord, now: float) -> bool:
     """Return whether the owner of the run is provably alive and has an unexpired lease at Unix time `now`."""
     owner, expires = record.owner, record.lease_expires_at
@@ -181,7 +155,6 @@ async def _silence(store: Store, run_id: str) -> float:
 
 _LOOKS = 3
 _ANSWER_S = 5.0
-_SHORT_S = 2.0
 
 
 def _owned(record: RunRecord, owner: Owner) -> RunOwned:
@@ -191,27 +164,13 @@ def _owned(record: RunRecord, owner: Owner) -> RunOwned:
     )
 
 
-async def with_lease(
-    options: RunOptions, run: StoredRun, then: Sequence[Event], keep: Sequence[tuple[str, int]]
-) -> None:
-    """Claim a run without a living owner, write `then` in the same transaction, and release the run.
-
-    Without files of attempts, the release is part of the transaction. Otherwise the processes of all attempts except
-    `keep` (task ids and attempt numbers) are ended first, while no other process can start an attempt. A run that waits
-    is due afterwards. Raises as `acquire`.
+async def write_beside(options: RunOptions, run: StoredRun, then: Sequence[Event]) -> None:
+    """Claim a run without a living owner, write `then`, and release the run, in one transaction. A run that waits is
+    due afterwards. Raises as `acquire`.
     """
-    store, record = run.store, run.record
     leaving = RunReleased(iso(options.clock.wall()), due_at=0.0)
-    if not has_files(store, record.run_id):
-        unregister((await acquire(options, store, record, [*then, leaving]))[0])
-        return
-    owner, position = await acquire(options, store, record, then)
-    try:
-        await kill_orphans(store, record.run_id, keep)
-    finally:
-        unregister(owner)
-        with anyio.CancelScope(shield=True), suppress(StoreError):
-            await store.write(Batch(record.run_id, position.epoch, position.next_seq, (leaving,), owner.owner_id))
+    owner, _ = await acquire(options, run.store, run.record, [*then, leaving])
+    unregister(owner)
 
 
 async def acquire(

@@ -36,7 +36,7 @@ from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.lease import (
     acquire,
-    short_claim_ends,
+    owner_is_gone,
     shown_status,
     unregister,
     wait_for_expiry,
@@ -48,7 +48,6 @@ from plait.runner.engine.run_options import RunOptions, answer_keys, backend_nam
 from plait.runner.policies import policy_of
 from plait.runner.recovery.resume_plan import (
     RUNS,
-    Evidence,
     ResumeAction,
     ResumeOptions,
     ResumePlan,
@@ -87,7 +86,7 @@ from plait.task import Task
 from plait.usage import NO_USAGE
 
 _MOST_CLAIMS = 10
-"""How often a resume claims a run that other processes claim at the same time."""
+"""How often a resume claims a run to which other processes write answers at the same time."""
 
 
 def require_unchanged(file: RowsFile) -> None:
@@ -132,42 +131,42 @@ def continued_run(config: RunOptions, run_id: str, how: ResumeOptions, run: Stor
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park or how.wakes, wakes=how.wakes), drive)
 
 
-async def _resume(live: LiveRun, how: ResumeOptions, read: StoredRun | None = None) -> RunResult:
-    config, run_id = live.options, live.run_id
-
-    async def prepared_or_result() -> RunResult | None:
-        run = read if read is not None and not tries else await stored_run(config.store, run_id)
-        live.feed.status = run.status
-        for task_id in how.answers or ():
-            question_of(run, task_id)
-        if needs_no_work(run, how.retry_failed):
-            if how.answers:
-                require_unfailed(run)
-            return ended_result(run)
-        if (file := run.state.dag.rows_file) is not None:
-            await anyio.to_thread.run_sync(require_unchanged, file)
-        run = with_prompts(run, how.prompts)
-        if not await wait_for_expiry(config, run, live):
-            return run.state.result(run_id, RunStatus.INTERRUPTED)
-        plan = await decide(config, run, how)
-        if plan.cancelled:
-            return await finish_cancelling(config, run, live.feed)
-        live.answers = await earlier_answers(config, run)
-        if await prepare_resume(live, plan):
-            return None
-        return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
-
-    tries = 0
-    while True:
+async def _resume(live: LiveRun, how: ResumeOptions, run: StoredRun | None) -> RunResult:
+    result: RunResult | None = None
+    for tries in range(1, _MOST_CLAIMS + 1):
         try:
-            result = await prepared_or_result()
+            result = await _prepared_or_result(live, how, run or await stored_run(live.options.store, live.run_id))
             break
         except RunOwned:
-            tries += 1
-            store = config.store
-            if store is None or tries == _MOST_CLAIMS or not await short_claim_ends(config, store, run_id):
+            assert live.options.store is not None
+            run, now = None, await live.options.store.get_run(live.run_id)
+            if tries == _MOST_CLAIMS or now is None or not owner_is_gone(now):
                 raise
     return await execute_run(live) if result is None else result
+
+
+async def _prepared_or_result(live: LiveRun, how: ResumeOptions, run: StoredRun) -> RunResult | None:
+    """Prepare `live` for execution, and return None; or return the result of a run in which there is nothing to do."""
+    config, run_id = live.options, live.run_id
+    live.feed.status = run.status
+    for task_id in how.answers or ():
+        question_of(run, task_id)
+    if needs_no_work(run, how.retry_failed):
+        if how.answers:
+            require_unfailed(run)
+        return ended_result(run)
+    if (file := run.state.dag.rows_file) is not None:
+        await anyio.to_thread.run_sync(require_unchanged, file)
+    run = with_prompts(run, how.prompts)
+    if not await wait_for_expiry(config, run, live):
+        return run.state.result(run_id, RunStatus.INTERRUPTED)
+    plan = await decide(config, run, how)
+    if plan.cancelled:
+        return await finish_cancelling(config, run, live.feed)
+    live.answers = await earlier_answers(config, run)
+    if await prepare_resume(live, plan):
+        return None
+    return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
 
 
 async def finish_cancelling(
@@ -225,11 +224,11 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         if step.action is ResumeAction.ADOPT:
             continue
         event: events.Event | None
-        if answer := plan.evidence.answers.get(step.task_id):
+        if answer := plan.answers.get(step.task_id):
             raises += raise_of(state.asking[position], step.task_id, answer.value, at)
             event = state.answer(position, at, answer.value, answer.by)
         elif state.statuses[position] is TaskStatus.RUNNING:
-            event = _settle(run, position, step, plan.evidence, at, options.rng)
+            event = _settle(plan, position, step, at, options.rng)
             if isinstance(event, events.TaskInterrupted) and step.action in RUNS:
                 delayed[position] = parse_time(at) + event.delay_s
         else:
@@ -365,13 +364,12 @@ async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) ->
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
-def _settle(
-    run: StoredRun, position: int, step: ResumeStep, evidence: Evidence, at: str, rng: random.Random
-) -> events.Event:
+def _settle(plan: ResumePlan, position: int, step: ResumeStep, at: str, rng: random.Random) -> events.Event:
     """End the attempt under way, as `step` says, and return the event."""
+    run = plan.run
     if step.action is ResumeAction.ASK:
-        return run.state.wait_for_decision(position, at, step.reason, crashed=evidence.died)
-    if not evidence.died:
+        return run.state.wait_for_decision(position, at, step.reason, crashed=plan.died)
+    if not plan.died:
         return run.state.interrupt(position, at, "the process lost the run")
     delay_s = rng.uniform(0, longest_delay(deaths_with(run.tasks[position])))
     return run.state.interrupt(position, at, "the process ended", crashed=True, delay_s=delay_s)

@@ -11,15 +11,16 @@ An attempt on another host is not asked about here: the host may be away, and wo
 an attempt is adopted, and its host then says whether it is still there. The host refuses the earlier owner from then
 on, so an owner that is only suspended can do no harm to the attempt.
 
-`plan_resume` makes the steps from the records and the evidence alone.
+`plan_resume` makes the steps from the records and these facts alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TypeAlias
 
 from anyio.to_thread import run_sync
 
@@ -105,20 +106,6 @@ DECLARED_FAILED = "declared_failed"
 
 
 @value
-class Evidence:
-    """Facts about tasks beside the task records."""
-
-    answers: Mapping[str, AnsweredQuestion] = field(default_factory=dict[str, AnsweredQuestion])
-    """The answers to open questions, by task id."""
-    late: Collection[str] = ()
-    """Tasks without an answer and without a default after the deadline."""
-    detached: Mapping[str, DetachedTurn] = field(default_factory=dict[str, DetachedTurn])
-    """The states of running attempts according to their files, by task id."""
-    died: bool = True
-    """Whether the last owner died. Otherwise its process lives, and lost the lease: no death counts."""
-
-
-@value
 class ResumeOptions:
     """The options of a resume. Raises ValueError for `prompts` without `retry_failed`."""
 
@@ -140,6 +127,10 @@ class ResumeOptions:
             raise ValueError("prompts are for failed tasks, which run again with retry_failed=True only")
 
 
+Answers: TypeAlias = Mapping[str, AnsweredQuestion | None]
+"""The answers to open questions, by task id; None after a deadline without an answer and without a default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
     """What a resume does with each task of a stored run. `preview` shows it, and `prepare_resume` carries it out once.
@@ -155,7 +146,9 @@ class ResumePlan:
     """Whether the run is to be cancelled: no task runs any more."""
     decided: PolicyState
     """The decisions of the run's policy so far."""
-    evidence: Evidence
+    answers: Answers
+    died: bool
+    """Whether the last owner died. Otherwise its process lives, and lost the lease: no death counts."""
     steps: Sequence[ResumeStep]
     """The step of each task, by position, without regard to an end that the policy has decided."""
     later: Mapping[int, float]
@@ -170,7 +163,7 @@ async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> Res
     """
     ended = needs_no_work(run, how.retry_failed)
     decided = policy_state_of(run, how.retry_failed and not ended)
-    evidence, now = Evidence(), options.clock.wall()
+    answers, now, died = dict[str, AnsweredQuestion | None](), options.clock.wall(), owner_died(run)
     if run.state.asking or not owner_is_gone(run.record):  # notes may have come since the run was read
         run = await with_notes(run)
     cancelled = run.to_be_cancelled
@@ -179,13 +172,12 @@ async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> Res
         if outlive and decided.end is None:
             run = await with_detached_turns(options, run)
         if run.state.asking:
-            evidence = _with_budget(options, run, given_answers(run, now, how.answers))
-    evidence = replace(evidence, detached=run.detached, died=owner_died(run))
+            answers = {**_budget_as_answer(options, run), **given_answers(run, now, how.answers)}
     if cancelled:
         steps = steps_of_cancelled(run.tasks)
     else:
         retry_failed = how.retry_failed and not ended
-        steps = plan_resume(run.state.dag, run.tasks, retry_failed=retry_failed, evidence=evidence)
+        steps = plan_resume(run.state.dag, run.tasks, answers, run.detached, retry_failed=retry_failed, died=died)
     if not (ended or cancelled):
         decides = StoredPolicy.of(run.record) is not None and decided.end is None
         _require_no_damaged_dependency(run, steps, decides=decides)
@@ -201,7 +193,8 @@ async def decide(options: RunOptions, run: StoredRun, how: ResumeOptions) -> Res
         ended=ended,
         cancelled=cancelled,
         decided=decided,
-        evidence=evidence,
+        answers=answers,
+        died=died,
         steps=steps,
         later=later,
     )
@@ -227,15 +220,15 @@ def owner_died(run: StoredRun) -> bool:
     return run.record.owner is None or liveness(run.record.owner) is not Liveness.ALIVE
 
 
-def _with_budget(options: RunOptions, run: StoredRun, evidence: Evidence) -> Evidence:
-    """Return `evidence` with the budget of `options` as the answer to a question that asks for a higher one."""
+def _budget_as_answer(options: RunOptions, run: StoredRun) -> Answers:
+    """Return the budget of `options` as the answer to questions that ask for a higher one."""
+    answers: dict[str, AnsweredQuestion] = {}
     for position, asking in run.state.asking.items():
-        task_id = run.tasks[position].task_id
-        if asking.way is Way.BUDGET and options.budget is not None and task_id not in evidence.answers:
+        if asking.way is Way.BUDGET and options.budget is not None:
             with suppress(PlaitError):  # it is no higher
-                answer = _answered_question(run, position, asking.checked(options.budget), "person")
-                evidence = replace(evidence, answers={**evidence.answers, task_id: answer})
-    return evidence
+                value = asking.checked(options.budget)
+                answers[run.tasks[position].task_id] = _answered_question(run, position, value, "person")
+    return answers
 
 
 def policy_state_of(run: StoredRun, retry_failed: bool) -> PolicyState:
@@ -246,7 +239,7 @@ def policy_state_of(run: StoredRun, retry_failed: bool) -> PolicyState:
     return decided
 
 
-def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> Evidence:
+def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | None = None) -> Answers:
     """Return the answers to the open questions at Unix time `now`; `own` holds the answers of the caller, by task id.
 
     The first answer counts. Raises AnswerConflict if an answer in `own` comes after another answer or after the
@@ -254,21 +247,20 @@ def given_answers(run: StoredRun, now: float, own: Mapping[str, JsonInput] | Non
     """
     own = own or {}
     noted = first_notes(run)
-    answers: dict[str, AnsweredQuestion] = {}
-    late: set[str] = set()
+    answers: dict[str, AnsweredQuestion | None] = {}
     for position, asking in run.state.asking.items():
         task_id = run.tasks[position].task_id
         if task_id in noted:
             answers[task_id] = _answered_question(run, position, noted[task_id].value, "person")
         elif asking.is_late(now) and asking.question.default is None:
-            late.add(task_id)
+            answers[task_id] = None
         elif asking.is_late(now):
             answers[task_id] = _answered_question(run, position, asking.question.default, "default")
         elif task_id in own:
             answers[task_id] = _answered_question(run, position, asking.checked(own[task_id]), "person")
         if task_id in own and (task_id in noted or asking.is_late(now)):
             raise AnswerConflict(too_late(run.record.run_id, task_id, asking, noted=task_id in noted))
-    return Evidence(answers, late)
+    return answers
 
 
 def _answered_question(run: StoredRun, position: int, value: JsonValue, by: str) -> AnsweredQuestion:
@@ -390,17 +382,26 @@ def _with_session(record: TaskRecord, detached: DetachedTurn | None) -> TaskReco
     return replace(record, session_id=detached.session_id, session_confirmed=True)
 
 
+_NO_ANSWERS: Answers = {}
+_NONE_DETACHED: Mapping[str, DetachedTurn] = {}
+
+
 def plan_resume(
-    dag: DAG, records: Sequence[TaskRecord], *, retry_failed: bool = False, evidence: Evidence | None = None
+    dag: DAG,
+    records: Sequence[TaskRecord],
+    answers: Answers = _NO_ANSWERS,
+    detached: Mapping[str, DetachedTurn] = _NONE_DETACHED,
+    *,
+    retry_failed: bool = False,
+    died: bool = True,
 ) -> list[ResumeStep]:
     """Return the step of each task, by position, for a run without a living owner. Executed tasks are assumed to
-    succeed.
+    succeed. `detached` are the states of running attempts according to their files, by task id; `died`: see ResumePlan.
     """
-    evidence = evidence or Evidence()
     steps = [
-        _waiting(record, evidence)
+        _waiting(record, answers)
         if record.asked is not None
-        else _step_of_record(task, record, evidence, retry_failed=retry_failed)
+        else _step_of_record(task, record, detached.get(task.id), retry_failed=retry_failed, died=died)
         for task, record in zip(dag.tasks, records, strict=True)
     ]
     passes = [False] * len(steps)
@@ -498,14 +499,15 @@ def needs_correction(record: TaskRecord) -> bool:
     return TASK_STATUSES[record.status] is TaskStatus.PENDING and is_refusal(record.error)
 
 
-def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry_failed: bool) -> ResumeStep:
+def _step_of_record(
+    task: Task, record: TaskRecord, turn: DetachedTurn | None, *, retry_failed: bool, died: bool
+) -> ResumeStep:
     """Return the step of a task without regard to dependencies."""
     status = TASK_STATUSES[record.status]
     if status is TaskStatus.RUNNING:
-        turn = evidence.detached.get(task.id)
         if turn is not None and outlives(turn):
             return _adopted(turn, task.id)
-        return _under_way(task, record, died=evidence.died)
+        return _under_way(task, record, died=died)
     if status is TaskStatus.PENDING:
         return _pending(task, record)
     if status is TaskStatus.WAITING_INPUT:
@@ -518,13 +520,13 @@ def _step_of_record(task: Task, record: TaskRecord, evidence: Evidence, *, retry
     return ResumeStep(task.id, ResumeAction.KEEP, status.value)
 
 
-def _waiting(record: TaskRecord, evidence: Evidence) -> ResumeStep:
+def _waiting(record: TaskRecord, answers: Answers) -> ResumeStep:
     """Return the step of a task with an open question."""
-    if record.task_id in evidence.late:
+    if record.task_id not in answers:
+        return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "waits for an answer")
+    if (answer := answers[record.task_id]) is None:
         return ResumeStep(record.task_id, ResumeAction.FAIL, f"no answer by the deadline: {record.question}")
-    if (answer := evidence.answers.get(record.task_id)) is not None:
-        return _answered(record, answer.way)
-    return ResumeStep(record.task_id, ResumeAction.ASK, record.question or "waits for an answer")
+    return _answered(record, answer.way)
 
 
 def _answered(record: TaskRecord, way: Way) -> ResumeStep:

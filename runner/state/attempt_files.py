@@ -70,12 +70,6 @@ away is stored seconds after the store is back.
 """
 
 
-def has_files(store: Store, run_id: str) -> bool:
-    """Return whether any attempt of the run has files."""
-    root = files_root(store)
-    return root is not None and _is_there(run_folder(root, run_id))
-
-
 async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[str, int]] = ()) -> None:
     """End the child processes left over from attempts of the run, except those of the attempts in `keep`, pairs of task
     id and number. Errors are logged, not raised.
@@ -88,10 +82,9 @@ async def kill_orphans(store: Store | None, run_id: str, keep: Iterable[tuple[st
         await _end_below(run_folder(root, run_id), folders)
 
 
-def under_way(tasks: Iterable[TaskRecord], but: str | None = None) -> list[tuple[str, int]]:
-    """Return the attempts recorded as running, which a resume may adopt, except the attempt of the task `but`."""
-    running = [task for task in tasks if TASK_STATUSES[task.status] is TaskStatus.RUNNING]
-    return [(task.task_id, task.attempt) for task in running if task.task_id != but]
+def under_way(tasks: Iterable[TaskRecord]) -> list[tuple[str, int]]:
+    """Return the attempts recorded as running, which a resume may adopt."""
+    return [(task.task_id, task.attempt) for task in tasks if TASK_STATUSES[task.status] is TaskStatus.RUNNING]
 
 
 async def end_attempt(folder: Path) -> None:

@@ -24,7 +24,7 @@ from plait.events import (
 )
 from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
-from plait.runner.domain.asked_question import AnsweredQuestion, Way, answers_of, asking_of
+from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import WaitReason, Waits, clock_time, stored_limits
 from plait.runner.engine.lease import due_at, liveness, shown_status, wait_for_expiry
@@ -33,6 +33,7 @@ from plait.runner.policies.goal_policy import Loop, OrchestratorPolicy
 from plait.runner.recovery.resume_plan import (
     QUESTION_ANSWERED,
     RUNS,
+    Answers,
     ResumeAction,
     ResumeOptions,
     ResumeStep,
@@ -516,11 +517,11 @@ async def preview_resume(options: RunOptions, run: StoredRun, retry_failed: bool
         steps = steps_of_decided(steps, fails=plan.decided.end is RunStatus.FAILED)
     for position, (record, step) in enumerate(zip(run.tasks, steps, strict=True)):
         reason = step.reason
-        if _is_defaulted(run, step, plan.evidence.answers):
+        if _is_defaulted(run, step, plan.answers):
             reason = reason.replace(QUESTION_ANSWERED, _DEFAULTED)
         if position in plan.later and step.action in RUNS:
             reason += f"; not before {iso(plan.later[position])}"
-        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and step.action in RUNS and plan.evidence.died:
+        if TASK_STATUSES[record.status] is TaskStatus.RUNNING and step.action in RUNS and plan.died:
             reason += f"; starts within {longest_delay(deaths_with(record)):g} s"
         steps[position] = replace(step, reason=reason)
         if step.possibly_billed_twice:
@@ -545,7 +546,7 @@ async def preview_resume(options: RunOptions, run: StoredRun, retry_failed: bool
     )
 
 
-def _is_defaulted(run: StoredRun, step: ResumeStep, answers: Mapping[str, AnsweredQuestion]) -> bool:
+def _is_defaulted(run: StoredRun, step: ResumeStep, answers: Answers) -> bool:
     """Return whether the last question of the task is answered by its default."""
     answer = answers.get(step.task_id)
     before = run.state.answers.get(run.state.dag.position(step.task_id), ())

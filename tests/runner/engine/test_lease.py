@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
-from unittest.mock import patch
 
 import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunResult, RunStatus, Task
 from plait.backends import ask
-from plait.clock_and_ids import iso
 from plait.errors import RunExists, RunOwned, StoreError
-from plait.events import LeaseRenewed, RunClaimed, RunReleased
+from plait.events import LeaseRenewed, RunClaimed
 from plait.persistence import Batch, MemoryStore, Store
-from plait.runner.engine import lease
 from plait.runner.engine.lease import claim_for_this_process, unregister
-from plait.runner.state.attempt_files import run_folder
-from tests.support.crashed import Dying, die
 from tests.support.fakes import QuickClock, Talker
 from tests.support.stopped import DIAMOND, stopped_after
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
@@ -94,82 +88,6 @@ async def test_a_resume_beside_an_answer_uses_the_answer(store: Store) -> None:
 
     result = await ParallelRunner(asks, store=AnsweredFirst(store)).resume("r", answers={"b": "2"})
     assert (result.status, result.text["c"]) == (RunStatus.COMPLETED, "1 2")
-
-
-@pytest.mark.parametrize("released", [True, False])
-async def test_a_resume_waits_for_the_end_of_a_short_claim(released: bool) -> None:
-    store = MemoryStore()
-    await ParallelRunner(asks, store=store).run(TWO_QUESTIONS, "r")
-    await claim_stored_run(store, pid=1, process_started="")
-
-    class Releasing(QuickClock):
-        async def sleep(self, seconds: float) -> None:
-            await super().sleep(seconds)
-            if released and len(self.slept) == 3:
-                record = await store.get_run("r")
-                assert record is not None
-                await store.write(Batch("r", record.epoch, record.last_seq + 1, (RunReleased("2026-01-01T00:00:01Z"),)))
-
-    clock = Releasing()
-    runner = ParallelRunner(asks, store=store, clock=clock)
-    if released:
-        result = await runner.resume("r", answers={"a": "1", "b": "2"})
-        assert (result.text["c"], clock.slept[:3]) == ("1 2", [0.05] * 3)
-        return
-    with pytest.raises(RunOwned, match="is being run by process 1"):
-        await runner.resume("r", answers={"a": "1", "b": "2"})
-    assert sum(clock.slept) == pytest.approx(2.0, abs=0.1)
-
-
-class Filed(MemoryStore):
-    def __init__(self, files: Path) -> None:
-        super().__init__()
-        self.files_root = files
-
-
-async def test_a_resume_waits_for_a_decision_about_a_dead_run(tmp_path: Path) -> None:
-    """The processes of the dead owner's agents are ended while the run is claimed and stored as running."""
-    store = Filed(tmp_path)
-    dag = DAG([Task("pay", "pay", at_most_once=True), Task("after", "after {{ pay }}", ["pay"])])
-    await die(store, Dying(lambda prompt: prompt == "pay"), dag)
-    run_folder(tmp_path, "r").mkdir(parents=True)
-    claimed, ended = anyio.Event(), anyio.Event()
-    results: list[RunResult] = []
-
-    async def kill(*_: object) -> None:
-        claimed.set()
-        await ended.wait()
-
-    class Waiting(QuickClock):
-        async def sleep(self, seconds: float) -> None:
-            if seconds == 0.05:
-                ended.set()  # the resume has met the claim
-            await super().sleep(seconds)
-
-    async def resume() -> None:
-        results.append(await ParallelRunner(Talker(), store=store, clock=Waiting()).resume("r"))
-
-    with patch.object(lease, "kill_orphans", kill):
-        async with anyio.create_task_group() as both:
-            both.start_soon(ParallelRunner(store=store, clock=QuickClock()).runs.settle, "r", "pay", "done", "paid")
-            await claimed.wait()
-            both.start_soon(resume)
-    assert (results[0].status, results[0].text["pay"]) == (RunStatus.COMPLETED, "paid")
-
-
-@pytest.mark.parametrize(("files", "age", "waits"), [(True, 1.0, True), (True, 3.0, False), (False, 1.0, False)])
-async def test_a_run_that_is_executed_is_refused_at_once(files: bool, age: float, waits: bool, tmp_path: Path) -> None:
-    store, clock = Filed(tmp_path), QuickClock()
-    await claimed_by(store)
-    if files:
-        run_folder(tmp_path, "r").mkdir(parents=True)
-    record = await store.get_run("r")
-    assert record is not None and record.owner is not None
-    owner = replace(claim_for_this_process(iso(clock.wall() - age)), pid=1, process_started="")
-    await store.write(Batch("r", record.epoch, record.last_seq + 1, (RunClaimed(owner.claimed_at, owner, 3e9),)))
-    with pytest.raises(RunOwned, match="is being run by process 1"):
-        await ParallelRunner(Talker(), store=store, clock=clock).resume("r")
-    assert bool(clock.slept) is waits
 
 
 async def claimed_by(store: Store, **changes: object) -> None:

@@ -17,7 +17,6 @@ from plait.persistence.store_records import TaskRecord
 from plait.results import ResumeAction
 from plait.runner.domain.asked_question import AnsweredQuestion, Way, encode_answers
 from plait.runner.recovery.resume_plan import (
-    Evidence,
     ResumeStep,
     longest_delay,
     plan_resume,
@@ -126,8 +125,8 @@ def test_a_task_that_pairs_up_with_another_does_not_wait_for_all_of_the_other() 
     ],
 )
 def test_what_lives_is_not_asked_about(left: DetachedTurn | None, action: ResumeAction, reason: str) -> None:
-    evidence = Evidence(detached={} if left is None else {"b": left})
-    step = plan_resume(DAG_OF_TWO, records("completed", "running"), evidence=evidence)[1]
+    detached = {} if left is None else {"b": left}
+    step = plan_resume(DAG_OF_TWO, records("completed", "running"), detached=detached)[1]
     assert (step.action, step.possibly_billed_twice) == (action, False)
     assert step.reason.startswith(reason)
 
@@ -136,12 +135,12 @@ def test_what_lives_is_not_asked_about(left: DetachedTurn | None, action: Resume
 def test_a_person_is_asked_at_each_tenth_death_of_the_process_and_at_no_other_end(times: int) -> None:
     task = replace(ONE, status="running", crashes=times - 1)
 
-    def action(evidence: Evidence) -> ResumeAction:
-        return plan_resume(DAG([Task("t", "t")]), [task], evidence=evidence)[0].action
+    def action(**known: Any) -> ResumeAction:
+        return plan_resume(DAG([Task("t", "t")]), [task], **known)[0].action
 
-    assert (action(Evidence()) is ResumeAction.ASK) == (times in {10, 20, 30})
-    assert action(Evidence(detached={"t": ALIVE})) is ResumeAction.ADOPT  # the agent outlived the death
-    assert action(Evidence(died=False)) is ResumeAction.START_OVER  # only the lease was lost
+    assert (action() is ResumeAction.ASK) == (times in {10, 20, 30})
+    assert action(detached={"t": ALIVE}) is ResumeAction.ADOPT  # the agent outlived the death
+    assert action(died=False) is ResumeAction.START_OVER  # only the lease was lost
 
 
 @pytest.mark.parametrize(
@@ -156,22 +155,22 @@ def test_what_lives_by_a_result_that_is_damaged_is_not_taken_over(
 ) -> None:
     a, b = records("completed", "running")
     dag = DAG([Task("a", "a"), Task("b", "b", ["a"])])
-    evidence = Evidence(detached={"b": ALIVE})
-    steps = plan_resume(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, evidence=evidence)
+    detached = {"b": ALIVE}
+    steps = plan_resume(dag, [replace(a, damaged=True), b], retry_failed=retry_failed, detached=detached)
     assert (steps[1].action, steps[1].reason) == (action, reason)
     # What must not happen twice is not ended, which would only have it happen again.
-    steps = plan_resume(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, evidence=evidence)
+    steps = plan_resume(DAG_OF_TWO, [replace(a, damaged=True), b], retry_failed=retry_failed, detached=detached)
     assert steps[1].action is ResumeAction.ADOPT
 
 
 def test_what_waits_for_it_is_foretold_to_start() -> None:
-    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(detached={"a": ALIVE}))
+    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), detached={"a": ALIVE})
     assert [step.action for step in steps] == [ResumeAction.ADOPT, ResumeAction.START]
 
 
 @pytest.mark.parametrize(("fails", "action"), [(True, ResumeAction.BLOCKED), (False, ResumeAction.CANCEL)])
 def test_where_the_policy_has_ended_the_run_nothing_is_taken_over(fails: bool, action: ResumeAction) -> None:
-    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), evidence=Evidence(detached={"a": ALIVE}))
+    steps = plan_resume(DAG_OF_TWO, records("running", "pending"), detached={"a": ALIVE})
     assert [step.action for step in steps_of_decided(steps, fails=fails)] == [action] * 2
 
 
