@@ -67,8 +67,8 @@ def _nothing() -> None:
 
 
 STORE_WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Seconds between attempts of a task marked at_most_once while the store is away, and between attempts to read a
-conversation. After the last, the attempt fails.
+"""Seconds between two looks whether a store that is away has the start of a task marked at_most_once, and between two
+readings of a conversation. After the last, the attempt fails.
 """
 _ATTACH_SECONDS = 1.0
 """Least time for an adopted attempt, in seconds, even after the timeout: enough to attach to the attempt and end the
@@ -112,8 +112,6 @@ class Attempt:
     """The name and the text of each text file of the task."""
     attachments: tuple[Attachment, ...] = ()
     """Its other files, and those of the tasks whose conversation it continues."""
-    waits: int = 0
-    """The number of waits for the store so far, for a task marked at_most_once."""
     over: bool = False
     """True once the call has ended."""
     accepted: Callable[[], object] = _nothing
@@ -322,10 +320,10 @@ class AttemptRunner:
         return outcome
 
     async def _call(self, attempt: Attempt) -> CallOutcome:
-        if attempt.task.at_most_once and self._run.sink.away and attempt.adopted is None:
-            return CallOutcome(None, None, BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED))
         try:
             task = attempt.task
+            if task.at_most_once and attempt.adopted is None:
+                await self._require_stored()
             if (task.files or task.continues is not None) and sends_files(task, self._state.dag):
                 attempt.texts, attempt.attachments = await read_contents(task, self._state.dag)
             attempt.prompt = clean_text(self._prompt(attempt))
@@ -372,6 +370,16 @@ class AttemptRunner:
         if reply is not None and reply.session_id is not None:
             self._session(attempt, reply.session_id, last=True)
         return outcome
+
+    async def _require_stored(self) -> None:
+        """Wait for a store that is away, which then has all changes, as long as STORE_WAITS_S says. Raises BackendError
+        if it stays away.
+        """
+        waits = iter(STORE_WAITS_S)
+        while self._run.sink.away:
+            if (wait := next(waits, None)) is None:
+                raise BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED)
+            await self._clock.sleep(wait)
 
     def _options(self, position: int, name: str) -> ModelOptions:
         """Return the settings of the task for a call of the backend `name`: its own, or a spare."""
@@ -513,8 +521,8 @@ class AttemptRunner:
         interrupted = attempt.resumes_interrupted
         placed = events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, interrupted)
         await self._run.sink.submit([placed]).wait()
-        if attempt.task.at_most_once and self._run.sink.away:
-            raise BackendError(ErrorKind.TRANSIENT, _START_NOT_STORED)
+        if attempt.task.at_most_once:
+            await self._require_stored()
         attempt.place, attempt.waits_for_host = place, False  # only now: the host may begin once this method returns
         await anyio.lowlevel.checkpoint()  # an owner that was fenced off is cancelled here
 

@@ -300,9 +300,9 @@ class Checkpointer:
         """Return the longest wait of the end for the store, in seconds; None for the short waits of LAST_TRIES_S."""
         if isinstance(self._error, StoreBusy):
             return BUSY_PATIENCE_S
-        if isinstance(self._error, Gap | StoreRefused):  # nothing to come closes the gap; a refusal does not pass
-            return None
-        return SERVER_PATIENCE_S if self._kept is not None and self._waits else None
+        # Nothing to come closes a gap, and a refusal does not pass.
+        may_pass = self._kept is not None and self._waits and not isinstance(self._error, Gap | StoreRefused)
+        return SERVER_PATIENCE_S if may_pass else None
 
     def _publish(self) -> None:
         """Publish all events that the writer has taken. After a fatal error no events are published."""

@@ -50,7 +50,7 @@ from plait.backends.process.child_process import ProgramBackend
 from plait.backends.running_turn import Cancellation
 from plait.errors import ErrorKind
 from plait.json_form import JsonInput
-from plait.runner.domain.asked_question import RAISES, Way
+from plait.runner.domain.asked_question import Way
 from plait.runner.domain.run_tuning import Tuning, why_not_again
 from plait.runner.engine import policy_driver
 from plait.runner.engine.answer_check import Settle
@@ -102,14 +102,13 @@ class Executor:
         self._delays = Delays(run.options.clock, self._try_again)
         self._reopenings = Delays(run.options.clock, self._reopen)
         """The ends of limits for which tasks do not wait, because spares have taken them over."""
-        self._at_most_once: dict[int, Attempt] = {}
-        """The last attempt of every task marked at_most_once."""
+        self._under_way: dict[int, Attempt] = {}
+        """The attempts that are taken and not settled, by position."""
         self.ended_by: EndedBy | None = None
         """The reason for an early end. A stopped run can be resumed; the other reasons are final."""
         self._parks = run.parks and run.options.store is not None
         self._parked_until = 0.0
         """The Unix time in seconds until which the run is parked."""
-        self._winding_down = False
         self._closed = False
         self._calls = 0
         """How many backend calls are under way."""
@@ -118,23 +117,13 @@ class Executor:
         self._is_taking_over = False
         self._is_watching = False
         """Whether the folders that tasks wait for are looked at."""
-        self._metered: dict[int, Attempt] = {}
-        """The attempts with a share of a limit of rate, or of the run's budget, by position."""
         self._held: deque[tuple[int, float]] = deque()
-        """The tasks that wait until there is money for their calls, in the order of their starts, with the most that
-        each call costs.
-        """
-        self._released: set[int] = set()
-        """The tasks that waited for money, and are about to start."""
-        self._budget_asked_by: int | None = next(
-            (position for position, asking in run.state.asking.items() if asking.way is Way.BUDGET), None
-        )
-        """The task that asked last for a higher budget of the run."""
-        self._racing: dict[int, tuple[Attempt, anyio.CancelScope]] = {}
+        """The tasks that wait until there is money for their calls, with the most that each call costs."""
+        self._racing: dict[int, anyio.CancelScope] = {}
         """The calls under way in a run with races, by position."""
         self._judging: dict[int, anyio.Event] = {}
         """The attempts that wait for a slot of their judge's backend, by position."""
-        self._rows = None if (file := run.state.dag.rows_file) is None else RowReader(run, file, self._at_most_once)
+        self._rows = None if (file := run.state.dag.rows_file) is None else RowReader(run, file)
         run.scheduler.rates.size_of = self._attempt_runner.size
         run.scheduler.rates.usd_of = self._usd_of
         run.scheduler.rates.timer = self._start_timer
@@ -153,7 +142,7 @@ class Executor:
             rates.leave()
             rates.timer = None
             for position, (_, reservation) in [*rates.reserved.items()]:
-                if (attempt := self._metered.get(position)) is not None and attempt.has_begun:
+                if (attempt := self._under_way.get(position)) is not None and attempt.has_begun:
                     rates.settle(position, 0, 0, reservation.usd)  # cut: it may have cost as much
                 else:
                     rates.give_back(position)
@@ -180,9 +169,7 @@ class Executor:
                     self._scheduler.close_for_person(position, name, pause_without_credit(inf))
             self._begin_reopenings()
             attempts = [self._attempt_runner.adopt(position, one) for position, one in self._run.adopted.items()]
-            self._at_most_once |= {attempt.position: attempt for attempt in attempts if attempt.task.at_most_once}
-            if (budget := self._run.budget) is not None:
-                self._metered |= {one.position: one for one in attempts if one.task.id in budget.reserved}
+            self._under_way = {attempt.position: attempt for attempt in attempts}
             attempts += self._after_end(new_events)
             await self._start(attempts, new_events)
 
@@ -226,7 +213,7 @@ class Executor:
         """
         if self.ended_by is not None or self._closed or self._has_ended:
             return
-        self.ended_by, self._winding_down = "cancel", True
+        self.ended_by = "cancel"
         self._run.sink.submit([events.RunCancelling(self._stamp(), self._run.run_id)])
         self._run.cancellation.request()
         for ready in self._judging.values():
@@ -245,8 +232,6 @@ class Executor:
             return False
         answered = self.outcomes.answer(position, asking.checked(value), by)
         self._questions.close(position)
-        if asking.way in RAISES:
-            self._released.add(position)
         self._step(answered)
         return True
 
@@ -261,16 +246,16 @@ class Executor:
         return self._is_over and (self._run.policy is None or self._run.policy_state.idle)
 
     def _end_when_quiet(self) -> None:
-        if self._winding_down and not self._calls:
+        if self._run.cancellation.requested and not self._calls:
             self.end("cancel")
 
     def finish(self) -> list[events.Event]:
         """Settle the attempts that were cut when the workers ended. Return the events, the run's last one included."""
         self._closed = True
         has_ended = self._has_ended
-        if has_ended and not self._winding_down and self.ended_by != "policy":
+        if has_ended and not self._run.cancellation.requested and self.ended_by != "policy":
             self.ended_by = None  # the end came too late: everything that could run had run
-        called = {position for position, attempt in self._at_most_once.items() if attempt.has_begun}
+        called = {i for i, attempt in self._under_way.items() if attempt.task.at_most_once and attempt.has_begun}
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
         exhausted = self._scheduler.exhausted and (has_ended or not self._is_over)
         return finish_run(
@@ -322,9 +307,8 @@ class Executor:
                 self._scheduler.withdraw(loser)
                 self._scheduler.finish(loser, TaskStatus.CANCELLED)
                 if loser in self._racing:
-                    attempt, call = self._racing[loser]
-                    attempt.over = True
-                    call.cancel()
+                    self._under_way[loser].over = True
+                    self._racing[loser].cancel()
             waiting += dag.needed(loser)
         return new_events
 
@@ -387,12 +371,7 @@ class Executor:
                 continue
             attempt = self._attempt_runner.begin(position)
             attempts.append(attempt)
-            if reserved is not None or position in self._scheduler.rates.reserved:
-                self._metered[position] = attempt
-            if attempt.task.at_most_once:
-                before = self._at_most_once.get(position)
-                attempt.waits = before.waits + 1 if before is not None else 0
-                self._at_most_once[position] = attempt
+            self._under_way[position] = attempt
             own = self._run.task_backends[position]
             started = self._state.start(
                 position,
@@ -441,21 +420,18 @@ class Executor:
             return 0.0
         if worst == inf:  # nothing else is spent meanwhile
             worst = 0.0 if self._run.unpriced else max(budget.room_for(task), _LEAST_USD)
-        was_released = position in self._released
-        self._released.discard(position)
-        waits = self._is_budget_asked or (self._held and not was_released)
-        if not waits and budget.covers(worst, budget.room_for(task)):
+        is_asked = self._is_budget_asked
+        if not is_asked and budget.covers(worst, budget.room_for(task)):
             budget.reserved[task.id] = worst
             return worst
         self._scheduler.spare(position)
-        if not waits and not budget.covers(worst, budget.task_room(task)):
+        if not is_asked and not budget.covers(worst, budget.task_room(task)):
             new_events += self._ask_for_money(position, Way.MAX_COST, worst)
-        elif not waits and not budget.is_reserved:
-            self._budget_asked_by = position
+        elif not is_asked and not budget.is_reserved:
             new_events += self._ask_for_money(position, Way.BUDGET, worst)
         else:
             self._scheduler.park(position)
-            (self._held.appendleft if was_released else self._held.append)((position, worst))
+            self._held.append((position, worst))
         return None
 
     def _usd_of(self, position: int, name: str) -> float:
@@ -471,8 +447,7 @@ class Executor:
     @property
     def _is_budget_asked(self) -> bool:
         """Whether a person is asked for a higher budget. Nothing else is paid for meanwhile."""
-        asking = None if self._budget_asked_by is None else self._state.asking.get(self._budget_asked_by)
-        return asking is not None and asking.way is Way.BUDGET
+        return any(asking.way is Way.BUDGET for asking in self._state.asking.values())
 
     def _release_held(self, budget: Budget) -> None:
         """Let the first tasks that wait for money start as far as there is some; one at least, if no call is under way
@@ -486,7 +461,6 @@ class Executor:
             if self._state.statuses[position] is TaskStatus.PENDING:
                 if not budget.covers(worst, room) and not is_stuck:
                     return
-                self._released.add(position)
                 self._scheduler.unpark(position, self._state.statuses)
                 room, is_stuck = room - worst, False
             self._held.popleft()
@@ -612,13 +586,9 @@ class Executor:
         if attempt is None:
             attempt = await self._next_turn()
         # A run that was cancelled while the start was written calls no backend any more.
-        while attempt is not None and not self._winding_down:
+        while attempt is not None and not self._run.cancellation.requested:
             if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race before it was called
-                attempt.over = True
-                if self._folders is not None:
-                    self._folders.give_back(attempt.position)
-                if attempt.position in self._metered:
-                    self._settle_shares(attempt, _LOST)
+                self._end_attempt(attempt, _LOST)
                 attempt = await self._next_turn()
                 continue
             began = self._run.options.clock.monotonic()
@@ -644,7 +614,7 @@ class Executor:
     async def _race(self, attempt: Attempt, call: Awaitable[CallOutcome]) -> CallOutcome:
         """Await the call, which `_end_race` may cancel."""
         with anyio.CancelScope() as scope:
-            self._racing[attempt.position] = attempt, scope
+            self._racing[attempt.position] = scope
             try:
                 return await call
             finally:
@@ -656,15 +626,10 @@ class Executor:
         and the attempts to run once the commit is set.
         """
         self._calls -= 1
-        attempt.over = True
-        attempt.accepted()  # ends the watch, if the attempt is a probe
-        if self._folders is not None:
-            self._folders.give_back(attempt.position)
-        if attempt.position in self._metered:
-            self._settle_shares(attempt, outcome)
+        self._end_attempt(attempt, outcome)
         if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race, and is settled
             return self._run.sink.submit([]), []
-        if self._winding_down and outcome.error is not None:
+        if self._run.cancellation.requested and outcome.error is not None:
             # No failure of the task: the attempt was asked to end. `finish` cancels the task.
             self._state.spend(attempt.position, outcome.error.usage)
             self._scheduler.withdraw(attempt.position)
@@ -698,8 +663,6 @@ class Executor:
         if self.ended_by == "cancel":
             rates.give_back(position)
             return None
-        if position in rates.reserved:
-            self._metered[position] = attempt
         return partial(self._settle_rate, position)
 
     def _watch_probe(self, attempt: Attempt, moment: float) -> None:
@@ -717,9 +680,15 @@ class Executor:
         if not attempt.over and self._scheduler.accept(attempt.position):
             self._take_offered()
 
-    def _settle_shares(self, attempt: Attempt, outcome: CallOutcome) -> None:
-        """Settle the attempt's share of a limit of rate, and of the budget, with the real usage."""
-        del self._metered[attempt.position]
+    def _end_attempt(self, attempt: Attempt, outcome: CallOutcome) -> None:
+        """Give the attempt's folder back, and settle its share of a limit of rate, and of the budget, with the real
+        usage.
+        """
+        attempt.over = True
+        attempt.accepted()  # ends the watch, if the attempt is a probe
+        del self._under_way[attempt.position]
+        if self._folders is not None:
+            self._folders.give_back(attempt.position)
         ended, budget = outcome.reply or outcome.error, self._run.budget
         usage = NO_USAGE if ended is None else ended.usage
         kind = None if outcome.error is None else outcome.error.kind.value

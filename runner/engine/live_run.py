@@ -171,18 +171,12 @@ class TextPiece:
     """The piece."""
 
 
-@dataclass(slots=True)
-class _Text:
-    attempt: int
-    parts: list[str] = field(default_factory=list[str])
-    length: int = 0
-
-
 class LiveText:
     """The texts of the running attempts of a run, for any number of readers. Readers never delay the run."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, _Text] = {}
+        self._texts: dict[str, tuple[int, list[str]]] = {}
+        """The number of the attempt and the parts of its text, by task id."""
         self._news = anyio.Event()
         self._closed = False
 
@@ -195,11 +189,10 @@ class LiveText:
         if not event.informs and not isinstance(event, TaskStarted | TaskOutput):
             self._texts.pop(event.task_id, None)
         elif isinstance(event, TaskOutput) and event.output == "text" and event.text:
-            text = self._texts.get(event.task_id)
-            if text is None or text.attempt != event.attempt:
-                text = self._texts[event.task_id] = _Text(event.attempt or 0)
-            text.parts.append(event.text)
-            text.length += len(event.text)
+            attempt, parts = self._texts.get(event.task_id, (0, []))
+            if attempt != event.attempt:
+                attempt, parts = self._texts[event.task_id] = event.attempt or 0, []
+            parts.append(event.text)
             self._wake()
 
     def close(self) -> None:
@@ -214,13 +207,14 @@ class LiveText:
         sent: dict[str, tuple[int, int, int]] = {}  # of the last piece: its attempt, and the parts and length up to it
         while True:
             news = self._news
-            for task_id, text in list(self._texts.items()):
-                attempt, parts, length = sent.get(task_id, (0, 0, 0))
-                if attempt != text.attempt:
-                    parts = length = 0
-                if text.length > length:
-                    sent[task_id] = text.attempt, len(text.parts), text.length
-                    yield TextPiece(task_id, text.attempt, length, "".join(text.parts[parts:]))
+            for task_id, (attempt, parts) in list(self._texts.items()):
+                last, count, length = sent.get(task_id, (0, 0, 0))
+                if last != attempt:
+                    count = length = 0
+                if len(parts) > count:
+                    text = "".join(parts[count:])
+                    sent[task_id] = attempt, len(parts), length + len(text)
+                    yield TextPiece(task_id, attempt, length, text)
             if self._closed:
                 return
             await news.wait()

@@ -21,7 +21,7 @@ from plait.runner.domain.asked_question import GO_ON_SCHEMA, Asking, Way, credit
 from plait.runner.domain.continuation import Continuation, correction_prompt, invalid_tasks_error
 from plait.runner.domain.votes import decide_vote
 from plait.runner.engine import growth
-from plait.runner.engine.attempt import STORE_WAITS_S, Attempt
+from plait.runner.engine.attempt import Attempt
 from plait.runner.engine.backend_call import CallOutcome
 from plait.runner.engine.growth import CONDITION
 from plait.runner.engine.live_run import LiveRun
@@ -97,13 +97,6 @@ class OutcomeHandler:
         self._run.program_log.debug("attempt_failed", error, task=attempt.task.id, attempt=attempt.number)
         if attempt.resumes_interrupted and error.kind is ErrorKind.SESSION_LOST:
             return self._retry(attempt, error, duration, 0.0)  # not the fault of the task: start over
-        if (
-            attempt.task.at_most_once
-            and not attempt.has_begun
-            and self._run.sink.away
-            and attempt.waits < len(STORE_WAITS_S)
-        ):
-            return self._retry(attempt, error, duration, STORE_WAITS_S[attempt.waits])
         if attempt.task.at_most_once and attempt.place is not None and error.kind is ErrorKind.CRASHED:
             return self._wait_for_decision(attempt, error)
         if error.kind is ErrorKind.NO_CREDIT:

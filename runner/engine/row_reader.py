@@ -11,7 +11,7 @@ every row is read and done, and are blocked if one is not.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import islice
@@ -78,13 +78,12 @@ def answers_of_rows(run: LiveRun, file: RowsFile, task: Task) -> dict[str, Any]:
 
 
 class RowReader:
-    """Reads the `file` of a run, from behind the rows that are stored. `attempts` are forgotten with their tasks."""
+    """Reads the `file` of a run, from behind the rows that are stored."""
 
-    def __init__(self, run: LiveRun, file: RowsFile, attempts: MutableMapping[int, Any]) -> None:
+    def __init__(self, run: LiveRun, file: RowsFile) -> None:
         self._run = run
         self._state = run.state
         self._file = file
-        self._attempts = attempts
         self._first: Sequence[Task] = run.state.dag.tasks[file.first : file.first + file.width]
         before = {run.state.dag.position(name) for task in self._first for name in task.upstream}
         self._before = {position for position in before if position < file.first}
@@ -215,7 +214,4 @@ class RowReader:
         if self._run.sink.away:  # their ends may not be stored
             self._done += rows
             return
-        positions = [position for first in rows for position in range(first, first + self._file.width)]
-        self._state.free(positions)
-        for position in positions:
-            self._attempts.pop(position, None)
+        self._state.free([position for first in rows for position in range(first, first + self._file.width)])

@@ -137,8 +137,7 @@ async def test_an_answer_while_other_calls_are_under_way_counts_at_once(store: S
     runner = ParallelRunner(backend, store=store, budget=5, concurrency=10, on_question=answer)
     result = await runner.run(tasks(8))
     assert (result.status, len(backend.calls)) == (RunStatus.COMPLETED, 8)
-    attempts = {one.task_id: one.status for one in await store.list_attempts(result.run_id) if one.status == "asked"}
-    assert attempts == {"t2": "asked", "t3": "asked"}
+    assert [one.status for one in await store.list_attempts(result.run_id)].count("asked") == 2
 
 
 async def test_a_higher_budget_of_a_resume_is_the_answer_and_holds_afterwards(store: Store) -> None:

@@ -9,7 +9,7 @@ import pytest
 from plait import DAG, FailureMode, ParallelRunner, Retry, RunStatus, Task
 from plait.persistence import MemoryStore, Store
 from plait.persistence.store_records import MessageRecord
-from plait.runner.engine.outcomes import STORE_WAITS_S
+from plait.runner.engine.attempt import STORE_WAITS_S
 from plait.runner.state import run_state
 from plait.workflows import Decision
 from tests.support.fakes import QuickClock

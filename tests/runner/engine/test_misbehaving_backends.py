@@ -130,7 +130,6 @@ def deep(levels: int):
     [
         Reply("x", usage=None),  # type: ignore[arg-type]
         Reply(b"bytes"),  # type: ignore[arg-type]
-        Reply("x", session_id=7),  # type: ignore[arg-type]
         Reply("x", messages=("no message",)),  # type: ignore[arg-type]
         BackendError("strange", "kind"),  # type: ignore[arg-type]
         BackendError(ErrorKind.AUTH, ["no", "text"]),  # type: ignore[arg-type]
