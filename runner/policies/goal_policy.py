@@ -254,8 +254,8 @@ class LoopLimits:
     """Limits of the orchestrator. Raises ValueError for a number below 1."""
 
     max_iterations: int = 10
-    """The number of tasks begun at most; excess tasks that could begin are cancelled at once. Parts of a `for_each`
-    task added by an executor's reply are unknown beforehand and may exceed the limit.
+    """The number of tasks begun at most; the last ones beyond it are cancelled at once. Parts of a `for_each` task
+    added by an executor's reply are unknown beforehand and may exceed the limit.
     """
     reflect_every: int = 3
     """The number of executed tasks between reflections. A reflection also takes place when no task is left."""
@@ -376,23 +376,11 @@ class WorkState:
             for result in (self._run.result(task.id) for task in self.work)
         )
 
-    def ready(self, added: Sequence[Task], dropped: Collection[str]) -> list[str]:
-        """Return the ids of the tasks free to begin after adding `added` and cancelling `dropped`."""
-
-        def holds_up(task_id: str) -> bool:
-            result = self._run.result(task_id)
-            return result.status not in TASK_DONE or _blocks(self._run.task(task_id), result)
-
-        new = {task.id for task in added}
-        unbegun = [task for task in self.work if _is_unbegun(self._run.result(task.id))]
-        return [
-            task.id
-            for task in (*unbegun, *added)
-            if is_work(task.id)
-            and task.id not in dropped
-            and not task.gathers  # only its parts begin
-            and not any(name in new or holds_up(name) for name in task.upstream)
-        ]
+    def waiting(self, added: Sequence[Task], dropped: Collection[str]) -> list[str]:
+        """Return the ids of the tasks that may still begin, in order, after adding `added` and cancelling `dropped`."""
+        dead = {*self.dead(), *dropped}
+        unbegun = (task for task in self.work if _is_unbegun(self._run.result(task.id)))
+        return [task.id for task in (*unbegun, *added) if is_work(task.id) and task.id not in dead]
 
     def can_go_on(self, dropped: Collection[str] = ()) -> bool:
         """Return whether any task is running or may start, apart from `dropped` and its dependents."""
@@ -570,12 +558,10 @@ class OrchestratorPolicy:
         return decision if few or decision.end is not None else self._cut(evidence, decision)
 
     def _cut(self, evidence: WorkState, decision: Decision) -> Decision:
-        """Cancel ready tasks beyond `max_iterations`. The policy is called at each end, so no excess task has begun
-        yet.
-        """
+        """Cancel the tasks beyond `max_iterations`. The policy is called at each end, so none of them has begun yet."""
         loop = Loop.of(decision.state)
         remaining = max(0, self.limits.max_iterations - loop.iteration - evidence.under_way())
-        excess = evidence.ready(decision.add, decision.cancel)[remaining:]
+        excess = evidence.waiting(decision.add, decision.cancel)[remaining:]
         if not excess:
             return decision
         return replace(decision, cancel=(*decision.cancel, *excess), state=as_json(replace(loop, cut=True)))
