@@ -586,19 +586,8 @@ def _families_above(parts: Mapping[str, TaskPart], made: Collection[str]) -> dic
 
 
 _LONGEST_NAME = 64
-_REFUSED = {
-    "when": "an added task has no condition; leave `when` out, and add the task only if it is to run",
-    "files": "an added task has no files; leave `files` out, and insert results of other tasks",
-    "plan": "an added task calls no plan; leave `plan` out, and add the tasks themselves",
-    "loop": "an added task has no loop; leave `loop` out, and let the last of the tasks add what is to follow",
-    "cwd": "an added task works where its backend does; leave `cwd` out",
-    "env": "an added task has the environment of its backend; leave `env` out",
-    "shared": "an added task works alone in its folder; leave `shared` out",
-    "check": "an added task has no check; leave `check` out, and let a task behind it run the command",
-    "join": "an added task starts once all of its dependencies are done; leave `join` out",
-    "model": "an added task has the model of its backend; leave `model` out, and choose among the backends of the run",
-}
-"""Fields of a task that a model must not choose, with the message."""
+_REFUSED = ("when", "files", "plan", "loop", "cwd", "env", "shared", "check", "join", "model")
+"""Fields of a task that a model must not choose."""
 
 
 class AddedTasks:
@@ -617,7 +606,7 @@ class AddedTasks:
             stands_for_tasks = bool(part.plan or part.loop)
             for field in (*_REFUSED, "race", "repeat", "vote"):
                 if field in _REFUSED and _is_given(part, field):
-                    self._complain(position, _REFUSED[field], field)
+                    self._complain(position, f"an added task has no {field!r} of its own; leave {field!r} out", field)
                 setattr(part, field, _default_of(field))
             if not (part.run or stands_for_tasks) and lacks_prompt(part.prompt, part.backend):
                 self._complain(position, NO_PROMPT, "prompt")

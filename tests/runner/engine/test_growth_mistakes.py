@@ -51,11 +51,11 @@ WRONG = {
     ),
     "folder and variables": (
         plan(spec("a", cwd="/", env={"A": "1"})),
-        "an added task works where its backend does; leave `cwd` out",
+        "an added task has no 'cwd' of its own; leave 'cwd' out",
     ),
     "condition": (
         plan(spec("a", when="{{ x }} == 1", depends_on=["x"])),
-        "task 'a': an added task has no condition; leave `when` out, and add the task only if it is to run",
+        "task 'a': an added task has no 'when' of its own; leave 'when' out",
     ),
     "id with a dash": (plan(spec("a", "{{ my-x }}")), 'write {{ results["my-x"] }} for a task'),
     "field that nothing is called": (plan(spec("a", "{{ y.z }}")), "uses {{ y }}, but 'y' is not upstream"),

@@ -247,7 +247,7 @@ async def test_a_task_that_a_model_adds_has_no_files() -> None:
     result = await ParallelRunner(backend).run(DAG([Task("plan", "plan", adds_tasks=True)]))
     assert result.status is RunStatus.COMPLETED
     told = next(prompt for prompt in backend.prompts if prompt.startswith("These tasks cannot be added"))
-    assert "an added task has no files; leave `files` out" in told
+    assert "an added task has no 'files' of its own; leave 'files' out" in told
 
 
 class Adds:

@@ -114,7 +114,7 @@ def test_a_wrong_setting_is_refused_by_the_graph(settings: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"model": "big"}, "an added task has the model of its backend; leave `model` out"),
+        ({"model": "big"}, "an added task has no 'model' of its own; leave 'model' out"),
         ({"temperature": 1.5}, "backend 'default' takes no temperature from a task"),
     ],
 )
