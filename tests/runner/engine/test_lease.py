@@ -112,6 +112,7 @@ async def claim_stored_run(store: Store, **changes: object) -> None:
         ({}, True),  # this process, but nobody here runs it
         ({"pid": 1, "process_started": ""}, False),
         ({"pid": 1, "process_started": "another"}, True),  # the pid was used again
+        ({"pid": 1}, True),  # so it was, as the stored start of our own process shows
         ({"pid": 4_190_000}, True),  # gone
         ({"boot_id": "another boot/pid:[1]"}, True),
     ],
