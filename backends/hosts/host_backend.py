@@ -247,6 +247,7 @@ class HostConversation:
                 "request": request,
                 "wants_allowance": self._request.on_allowance is not None,
                 "prompt": prompt,
+                "needs": self._attempt.needs,
                 "writes": self._writes,
                 "answers": [] if (turn := TURN.get()) is None else turn.answers,
             }
@@ -462,7 +463,7 @@ class SSHHosts(HostGroup):
             HostConnection(host.name, run, {"slots": host.slots}, partial(open_process, self.command(host, "host")))
             for host in self.all
         )
-        return HostSession(connections, self._patience, run)
+        return HostSession(connections, self._patience, run, [_ONE])
 
 
 _ONE: Mapping[str, float] = {"slots": 1}

@@ -32,8 +32,8 @@ from plait.usage import Usage
 # Frames: the JSON objects, one a line, that a runner and a host process exchange. Values are written and read here.
 #
 #     runner -> host    probe                          how many attempts are at work; the answer is `state`
-#                       hello                          the version, the run, the epoch, the attempts to keep
-#                       ask, go, cancel                an attempt asks for a slot and its folder, begins, is ended
+#                       hello                          the version, the run, the epoch, the room, the attempts to keep
+#                       ask, go, cancel                an attempt asks for room and its folder, begins, is ended
 #                       wind_down                      the run is being cancelled
 #                       remove_files                   the run is over: its files are removed
 #     host -> runner    ready, refused                 the answers to hello
@@ -154,7 +154,7 @@ class AttemptChannel:
         """The backend and the workspace, from which the host knows the folder in which no other may write meanwhile."""
         self._on_report = on_report
         self._frames: deque[Frame] = deque()
-        self._waiting: asyncio.Future[None] | None = None
+        self._arrived = anyio.Event()
 
     def put(self, frame: Frame) -> None:
         """Pass a report on at once, and keep any other frame for `next`."""
@@ -162,8 +162,7 @@ class AttemptChannel:
             self._on_report(frame)
         else:
             self._frames.append(frame)
-            if self._waiting is not None and not self._waiting.done():  # a cancelled future is done
-                self._waiting.set_result(None)
+            self._arrived.set()
 
     def clear(self) -> None:
         """Forget the frames of an earlier connection."""
@@ -172,8 +171,8 @@ class AttemptChannel:
     async def next(self) -> Frame:
         """Return the next frame that is no report."""
         while not self._frames:
-            self._waiting = asyncio.get_running_loop().create_future()
-            await self._waiting
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
         return self._frames.popleft()
 
     def cancel(self) -> None:
@@ -198,7 +197,7 @@ class HostConnection:
     """The connection of a run to the host `name`, with its `resources` for attempts, which other runs may share.
 
     `connect` starts `plait host` there. It returns None to begin again, as with another address, and raises
-    HostUnreachable.
+    HostUnreachable. The room is that of the machine, or of `pool`, one of several on the machine.
     """
 
     def __init__(
@@ -207,9 +206,13 @@ class HostConnection:
         run: RunOnHosts,
         resources: Mapping[str, float],
         connect: Callable[[], Awaitable[Channel | None]],
+        pool: str = "",
     ) -> None:
         self.name = name
         self.resources = resources
+        self.busy_until = 0.0
+        """The time, of the event loop, until which other runs are taken to have the room."""
+        self._pool = pool
         self._connect = connect
         self._run = run
         self.attempts: dict[str, AttemptChannel] = {}
@@ -236,7 +239,7 @@ class HostConnection:
         """Ask the host for room for an attempt in `attempts`, and for the folder in which the attempt writes. The
         attempt reads a frame `slot` once there is room.
         """
-        self.send({"op": "ask", "attempt": attempt.name, "writes": attempt.writes})
+        self.send({"op": "ask", "attempt": attempt.name, "needs": attempt.needs, "writes": attempt.writes})
 
     def send(self, frame: Frame) -> None:
         """Send a frame. Never waits. Frames for a host that is away are dropped: `hello` names the attempts to keep.
@@ -248,20 +251,15 @@ class HostConnection:
             self._unsent += line
             self._to_send.set()
 
-    @property
-    def slots(self) -> int:
-        """The number of attempts of one each that the host offers at most."""
-        return max(1, min(1000, int(max(self.resources.values(), default=1))))
-
     def offers(self, needs: Mapping[str, float]) -> bool:
         """Return whether the host has the resources `needs`, taken or not."""
         return all(self.resources.get(name, 0) >= need for name, need in needs.items())
 
     def load(self, needs: Mapping[str, float]) -> float | None:
         """Return the largest part of a needed resource that attempts of this process take; None if there is no room for
-        an attempt with `needs`, or the host is not connected.
+        an attempt with `needs`, other runs are taken to have it, or the host is not connected.
         """
-        if not self.is_connected:
+        if not self.is_connected or anyio.current_time() < self.busy_until:
             return None
         parts: list[float] = []
         for name, amount in needs.items():
@@ -330,7 +328,8 @@ class HostConnection:
                 "key": self._run.key,
                 "host": self.name,
                 "epoch": self._run.epoch,
-                "slots": self.slots,
+                "pool": self._pool,
+                "resources": dict(self.resources),
                 "keep": sorted(self.keeps),  # the host ends the other attempts of the run
             }
             await channel.send(frame_line(hello))

@@ -15,12 +15,14 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from dataclasses import is_dataclass, replace
@@ -41,6 +43,7 @@ from plait.backends.hosts.host_connection import (
     frame_line,
     read_frame,
 )
+from plait.backends.hosts.host_session import ROUNDING
 from plait.backends.process.child_manifest import manifests_below
 from plait.backends.process.child_process import ProgramBackend, sweep
 from plait.backends.process.files_and_locks import (
@@ -86,10 +89,10 @@ async def serve(build: Build, state: Path, version: str) -> None:
             return None
         if hello["version"] != version:
             return refuse("version", f"this host has plait {version}")
-        folder, slots = run_folder(state, hello["key"], hello["host"]), Slots(state, hello["slots"])
+        folder = run_folder(state, hello["key"], hello["host"])
+        slots = Slots(slots_folder(state, hello["pool"]), hello["resources"])
         take_fence(folder, hello["epoch"])
         await sweep(folder, [attempt_folder(folder, attempt) for attempt in hello["keep"]])
-        slots.taken()  # raises where files cannot be locked
     except LowEpoch as error:
         return refuse("fenced", str(error))
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -167,14 +170,14 @@ class _Host:
         self._sessions = state / SESSIONS
         self._slots = slots
         self._waiting: dict[str, Path | None] = {}
-        """The attempts that wait for a slot and for the folder in which they write, the first to ask first."""
+        """The attempts that wait for room and for the folder in which they write, the first to ask first."""
+        self._needs: dict[str, Mapping[str, float]] = {}
+        """The resources that each attempt takes."""
         self._folders: dict[str, FolderLock] = {}
         """The folders of the attempts that have one."""
         self._told = set[str]()
         """The attempts whose wait for a folder was reported."""
         self._under_way: dict[str, anyio.CancelScope] = {}
-        self._earlier_tasks = {path.name for path in folder.iterdir()}
-        """The tasks that an earlier connection may have left folders of."""
         self._backends: dict[str, Backend] = {}
         self._making = anyio.Lock()
         self._cancellation = Cancellation()
@@ -184,12 +187,14 @@ class _Host:
         """Handle a frame of the runner. Unknown frames are ignored."""
         match frame["op"]:
             case "ask":
+                self._needs[frame["attempt"]] = frame["needs"]
                 self._waiting[frame["attempt"]] = await self._folder_written(frame.get("writes"))
                 self._grant()
             case "go":
                 attempt = frame["attempt"]
                 self._under_way[attempt] = scope = anyio.CancelScope()
-                self._slots.take(attempt)
+                self._needs[attempt] = frame["needs"]
+                self._take(attempt)
                 self._attempts.start_soon(self._run, attempt, frame, scope)
             case "cancel":
                 await self._cancel(frame["attempt"])
@@ -205,12 +210,15 @@ class _Host:
         for attempt, folder in [*self._waiting.items()]:
             if not self._lock(attempt, folder):
                 continue
-            if not self._slots.take(attempt):
+            if not self._take(attempt):
                 self._unlock(attempt)
                 return
             del self._waiting[attempt]
             self._told.discard(attempt)
             self._write({"op": "slot", "attempt": attempt})
+
+    def _take(self, attempt: str) -> bool:
+        return self._slots.take(attempt, self._needs[attempt])
 
     async def _folder_written(self, writes: Mapping[str, Any] | None) -> Path | None:
         """Return the folder in which an attempt writes; None for one that writes in none, or shares it."""
@@ -246,8 +254,8 @@ class _Host:
         with _exiting():
             while True:
                 await anyio.sleep(_RETRY_S)
-                for attempt in self._under_way:  # one that is followed began without a slot if all were taken
-                    self._slots.take(attempt)
+                for attempt in self._under_way:  # one that is followed began without room if all was taken
+                    self._take(attempt)
                 self._grant()
 
     async def _cancel(self, attempt: str) -> None:
@@ -255,6 +263,7 @@ class _Host:
         if (scope := self._under_way.get(attempt)) is not None:
             scope.cancel()  # `_run` reports the end
             return
+        self._needs.pop(attempt, None)
         self._slots.free(attempt)
         self._unlock(attempt)
         self._grant()
@@ -276,7 +285,7 @@ class _Host:
             except BaseException as error:  # one that leaves the attempt would end all others of the task group
                 answer = _failure(error)
             finally:
-                del self._under_way[attempt]
+                del self._under_way[attempt], self._needs[attempt]
                 self._slots.free(attempt)
                 self._unlock(attempt)
             try:
@@ -298,7 +307,7 @@ class _Host:
                 request = replace(request, keeps=lock.descriptors)
         if request.attaches:
             await self._require_left(backend, request, folder)
-        elif folder.parent.name in self._earlier_tasks and await run_sync(folder.exists):
+        elif folder.exists():  # an earlier connection has left it
             await sweep(folder, ())
             await run_sync(shutil.rmtree, folder)
         if request.session_id is None and not request.attaches and (new := backend.new_session_id()) is not None:
@@ -370,14 +379,15 @@ def _error_frame(error: BackendError) -> Frame:
 #     <state>/<run>/<host>/.over           the run is over
 #     <state>/<run>/<host>/TASK/ATTEMPT/   the files of an attempt
 #     <state>/sessions/                    shared by all attempts
-#     <state>/slots/MACHINE/NUMBER         a lock for each slot; machines with one home folder have slots of their own
+#     <state>/slots/MACHINE/ID.json        the resources of an attempt that has room, locked by it; machines with one
+#                                          home folder have room of their own, as have workers of Dask on a machine
 #
 # One host process serves a run at a time. A host process that takes the fence kills the previous one, which may belong
 # to an owner whose connection broke without notice, or to a suspended owner whose lease expired. Agents have sessions
 # of their own and continue. So a frame that an earlier owner sends afterwards is refused or never read.
 #
-# The system frees the slots of a process that is killed. An attempt that outlives its host process then holds no slot
-# until it is followed again.
+# The system frees the room of a process that is killed. An attempt that outlives its host process then holds none until
+# it is followed again.
 #
 # The files of the attempts are removed only after the runner has reported the end of the run, because a later owner may
 # collect the answer of an attempt that ended unobserved. Any host process that serves the end of a run removes the
@@ -481,43 +491,62 @@ def _end_holder(holder: _Holder) -> None:
 
 
 def slots_taken(state: Path) -> int:
-    """Return the number of slots of this machine that any process holds."""
-    return Slots(state, len(list(_slots_folder(state).iterdir()))).taken()
+    """Return the number of attempts that have room on this machine, of any process."""
+    return sum(map(is_locked, slots_folder(state).rglob("*.json")))
 
 
-def _slots_folder(state: Path) -> Path:
-    return private_folder(state / "slots" / platform.node())
+def slots_folder(state: Path, pool: str = "") -> Path:
+    """Return the folder with the files of `Slots`. Raise ValueError if the name could lead elsewhere."""
+    if pool and not _ID.fullmatch(pool):
+        raise ValueError(f"{pool!r} is no host of plait")
+    return state / "slots" / platform.node() / pool
 
 
 class Slots:
-    """The slots that this process holds on its host, of `count` slots with files below `state`."""
+    """The room of a host, its `resources`, which processes share with files in `folder`; and the attempts of this
+    process that have some of it.
+    """
 
-    def __init__(self, state: Path, count: int) -> None:
-        folder = _slots_folder(state)
-        self._unheld = [folder / str(number) for number in range(count)]
-        """The files of the slots that this process does not hold."""
+    def __init__(self, folder: Path, resources: Mapping[str, float]) -> None:
+        self._folder = private_folder(folder)
+        self._resources = resources
         self._locks: dict[str, tuple[Path, int]] = {}
-        """The file and the descriptor of the slot, by attempt."""
+        """The file and the descriptor of each attempt that has room."""
+        self._own: dict[Path, Mapping[str, float]] = {}
+        """What these attempts take, by file."""
 
-    def take(self, attempt: str) -> bool:
-        """Take a slot for the attempt. Return False if all slots of the host are taken, also by other processes."""
+    def take(self, attempt: str, needs: Mapping[str, float]) -> bool:
+        """Take the resources that the attempt needs. Return False if too many are taken, also by other processes."""
         if attempt in self._locks:
             return True
-        for file in self._unheld:
-            if (descriptor := lock_file(file)) is not None:
-                self._unheld.remove(file)
-                self._locks[attempt] = file, descriptor
-                return True
-        return False
+        with _locked(self._folder):
+            used = self._used()
+            if any(used[name] + need > self._resources.get(name, 0) + ROUNDING for name, need in needs.items()):
+                return False
+            file = self._folder / f"{secrets.token_hex(8)}.json"
+            descriptor = lock_file(file)
+            assert descriptor is not None
+            self._locks[attempt], self._own[file] = (file, descriptor), needs
+            os.write(descriptor, json.dumps(needs).encode())
+        return True
 
     def free(self, attempt: str) -> None:
-        """Free the slot of the attempt, if any."""
+        """Give up the room of the attempt, if any."""
         lock = self._locks.pop(attempt, None)
         if lock is not None:
             file, descriptor = lock
+            del self._own[file]
+            file.unlink(missing_ok=True)
             os.close(descriptor)
-            self._unheld.insert(0, file)
 
-    def taken(self) -> int:
-        """Return the number of slots that any process holds."""
-        return len(self._locks) + sum(map(is_locked, self._unheld))
+    def _used(self) -> Counter[str]:
+        """Return the resources taken by any process, and remove the files of those that were killed."""
+        used = Counter[str]()
+        for file in self._folder.glob("*.json"):
+            if file in self._own:
+                used.update(self._own[file])
+            elif is_locked(file):
+                used.update(json.loads(file.read_bytes()))
+            else:
+                file.unlink(missing_ok=True)
+        return used

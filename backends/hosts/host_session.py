@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -16,16 +16,34 @@ from plait.backends.hosts.host_connection import END_S, LOST, AttemptChannel, Fr
 from plait.errors import BackendError, ErrorKind
 
 OnOutput = Callable[[Output], None]
+_ASK_S = 1.0
+"""Seconds for a host to have room, before another host is asked."""
+ROUNDING = 1e-9
+"""Part of an attempt by which a sum or a division may be wrong, as 0.3 / 0.1 is."""
+
+
+def slots_for(resources: Mapping[str, float], needs: Iterable[Mapping[str, float]]) -> int:
+    """Return the number of attempts for which a host has the `resources`. Attempts of several `needs` are counted as if
+    each kind had the host for itself: some may have to wait for room, and no room stays unused.
+    """
+    return sum(int(min(resources.get(name, 0) / need for name, need in one.items()) + ROUNDING) for one in needs)
 
 
 class HostSession:
-    """The hosts of one run while this process owns the run."""
+    """The hosts of one run while this process owns the run, for attempts of the kinds `needs`."""
 
-    def __init__(self, connections: Iterable[HostConnection], patience: float, run: RunOnHosts) -> None:
+    def __init__(
+        self,
+        connections: Iterable[HostConnection],
+        patience: float,
+        run: RunOnHosts,
+        needs: Sequence[Mapping[str, float]],
+    ) -> None:
         self.connections: dict[str, HostConnection] = {}
         self.problem = ""
         """Why no host can be reached, if there is one reason for all."""
         self._patience = patience
+        self._needs = needs
         self._changed: anyio.Event | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._refusals: set[str] = set()
@@ -76,7 +94,7 @@ class HostSession:
         return slots
 
     def _slots(self) -> int:
-        return sum(one.slots for one in self.connections.values())
+        return sum(slots_for(one.resources, self._needs) for one in self.connections.values())
 
     def wind_down(self) -> None:
         """Ask the attempts on all hosts to end, because the run is being cancelled."""
@@ -112,15 +130,30 @@ class HostSession:
                 connection.ask(attempt)
                 if await self._answer(attempt, may_move=preferred is None) is not LOST:
                     return
+                await attempt.end()  # before the host is asked again, with the same name
                 attempt.release()
             except BaseException:
                 attempt.cancel()
                 attempt.release()
                 raise
 
-    async def _answer(self, attempt: AttemptChannel, *, may_move: bool) -> Frame:  # noqa: ARG002 - for other hosts
-        """Return the answer of a host that was asked for room; LOST to choose a host again."""
-        return await attempt.next()
+    async def _answer(self, attempt: AttemptChannel, *, may_move: bool) -> Frame:
+        """Return the answer of a host that was asked for room; LOST to choose a host again, because other runs have
+        taken the room, and another host may have some.
+
+        A busy host is asked again after all others: to this run, which counts its own attempts alone, the host may look
+        the least loaded one.
+        """
+        connection = attempt.connection
+        while True:
+            with anyio.move_on_after(_ASK_S):
+                while (frame := await attempt.next())["op"] not in {"slot", "lost"}:
+                    pass  # of an attempt that was ended here late
+                return frame
+            others = (one for one in self.connections.values() if one is not connection)
+            if may_move and any(one.load(attempt.needs) is not None for one in others):
+                connection.busy_until = anyio.current_time() + _ASK_S * len(self.connections)
+                return LOST
 
     def follow(self, attempt: AttemptChannel, host: str) -> None:
         """Connect an attempt that a dead owner placed on `host`. Raises BackendError (unavailable) if the host is no

@@ -31,7 +31,7 @@ async def test_tasks_are_reported_in_the_order_in_which_they_began_to_wait() -> 
     connection = away_host("m1")
     waiting: list[tuple[str, ...]] = []
     run = RunOnHosts("r", "0" * 32, 1, on_away=lambda _host, _since, _reason, tasks: waiting.append(tasks))
-    session = HostSession([connection], 60.0, run)
+    session = HostSession([connection], 60.0, run, [])
     async with anyio.create_task_group() as group:
         for number in range(1, 12):
             group.start_soon(session.wait_until_back, connection, attempt(f"t.{number}"), lambda _: None)
@@ -54,7 +54,7 @@ async def _keep_changing(connections: Sequence[HostConnection]) -> None:
 @pytest.mark.parametrize("wanted", ["m1", None])
 async def test_the_patience_with_a_host_does_not_begin_anew_with_each_try(wanted: str | None) -> None:
     connections = [away_host("m1"), away_host("m2")]
-    session = HostSession(connections, 0.2, RunOnHosts("r", "0" * 32, 1))
+    session = HostSession(connections, 0.2, RunOnHosts("r", "0" * 32, 1), [])
     told: list[Output] = []
     async with anyio.create_task_group() as group:
         group.start_soon(_keep_changing, connections)

@@ -1,4 +1,4 @@
-"""The slots of a host: locks on files."""
+"""The room of a host: locked files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,42 @@ import pytest
 
 from plait import DAG, ParallelRunner, Task
 from plait.backends.hosts.host_connection import probe_hosts
-from plait.backends.hosts.host_process import Slots, slots_taken
+from plait.backends.hosts.host_process import Slots, slots_folder, slots_taken
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
+
+ONE = {"slots": 1}
+
+
+def slots_in(state: Path) -> Slots:
+    return Slots(slots_folder(state), ONE)
 
 
 def test_machines_with_one_home_folder_have_slots_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
     for machine in ("m1", "m2", "m1"):
         monkeypatch.setattr(platform, "node", lambda machine=machine: machine)
-        slots = Slots(tmp_path, 1)
-        taken.append(slots.take(f"{len(taken)}/1"))
+        taken.append(slots_in(tmp_path).take(f"{len(taken)}/1", ONE))
         assert slots_taken(tmp_path) == 1
     assert taken == [True, True, False]
+
+
+def test_attempts_take_what_they_need_as_long_as_their_process_lives(tmp_path: Path) -> None:
+    offer = {"agents": 0.3, "gpus": 1}
+    mine, other = Slots(tmp_path, offer), Slots(tmp_path, offer)
+    tenth, gpu = {"agents": 0.1}, {"agents": 0.1, "gpus": 1}
+    assert [mine.take("a/1", tenth), mine.take("a/1", tenth), other.take("b/1", gpu)] == [True] * 3
+    assert not mine.take("c/1", gpu)
+    assert mine.take("c/1", tenth)
+    assert not other.take("d/1", tenth)
+    other.free("b/1")
+    assert mine.take("d/1", gpu)
+    assert not other.take("e/1", {"memory": 1})
+    for file in tmp_path.glob("*.json"):  # as a process leaves it that is killed
+        (tmp_path / f"left{file.name}").write_text(file.read_text())
+    mine.free("c/1")
+    assert other.take("e/1", tenth)
+    assert len([*tmp_path.glob("*.json")]) == 3
 
 
 def test_a_slot_that_cannot_be_locked_is_not_taken_for_one_that_is_taken(
@@ -37,10 +60,10 @@ def test_a_slot_that_cannot_be_locked_is_not_taken_for_one_that_is_taken(
     def refuse(_descriptor: int, _how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    slots = Slots(tmp_path, 1)
+    slots = slots_in(tmp_path)
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(OSError, match=f"this host cannot lock files in {tmp_path}/slots/.*: No locks available"):
-        slots.take("a/1")
+        slots.take("a/1", ONE)
 
 
 async def test_a_host_that_cannot_lock_files_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,16 +73,15 @@ async def test_a_host_that_cannot_lock_files_says_where(tmp_path: Path, monkeypa
     result = await ParallelRunner(hosts.placed(functions.echo)).run(DAG([Task("a", "x", retry=0)]))
     said = f"no host can be used: m1: this host cannot lock files in {world.folder}/m1/plait/hosts/"
     assert (result["a"].error or "").startswith(said)
-    slots = Slots(world.folder / "m1" / "plait" / "hosts", 1)
-    slots.take("a/1")
-    slots.free("a/1")
+    slots = slots_in(world.folder / "m1" / "plait" / "hosts")
+    slots.take("a/1", ONE)
     async with hosts.reachable() as reachable:
         (state,) = await probe_hosts(reachable)
     assert (state.problem or "").startswith("this host cannot lock files in ")
 
 
 def frame(op: str, attempt: str, **more: Any) -> dict[str, Any]:
-    return {"op": op, "attempt": attempt, **more}
+    return {"op": op, "attempt": attempt, "needs": ONE, **more}
 
 
 def go(attempt: str, prompt: str, function: str = "until_file", **request: Any) -> dict[str, Any]:
@@ -102,7 +124,8 @@ def test_an_attempt_cancelled_before_its_work_began_leaves_its_slot(tmp_path: Pa
         raise AssertionError(f"the host ended without {op} of {attempt}")
 
     with process:
-        hello = {"key": "0" * 32, "host": "m1", "epoch": 1, "slots": 1, "keep": [], "version": version("plait")}
+        hello = {"key": "0" * 32, "host": "m1", "epoch": 1, "keep": [], "version": version("plait")}
+        hello |= {"pool": "", "resources": ONE}
         send({"op": "hello", **hello})
         if idle:
             send(frame("ask", "i/1"), go("i/1", "done", "echo"))

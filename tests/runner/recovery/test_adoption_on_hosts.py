@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plait import RunStatus, TaskStatus, events
-from plait.backends.hosts.host_process import Slots
+from plait.backends.hosts.host_process import Slots, slots_folder
 from plait.events import TaskPlaced
 from plait.results import ResumeAction
 from plait.runner.engine.attempt import INTERRUPTED
@@ -208,9 +208,9 @@ async def test_an_attempt_that_is_followed_takes_a_slot_once_there_is_one(tmp_pa
     world.plan({"id": "a", "prompt": "work [[hush told]] [[until go]]"}, names=["m1"])
     await world.killed(1, confirmed=False)
     world.kill_hosts()
-    taken = Slots(tmp_path / "hosts" / "m1" / "plait" / "hosts", SLOTS)
+    taken = Slots(slots_folder(tmp_path / "hosts" / "m1" / "plait" / "hosts"), {"slots": SLOTS})
     for number in range(SLOTS):
-        await world.until(partial(taken.take, f"another/{number}"))
+        await world.until(partial(taken.take, f"another/{number}", {"slots": 1}))
     async with world.store() as store, world.runner(store, ["m1"]).start_resume(RUN) as run:
         async for event in run.events():
             if isinstance(event, events.TaskStarted):
