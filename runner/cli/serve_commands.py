@@ -73,7 +73,9 @@ async def serve_command(file: Path | None, **options: Any) -> int:
 
     Ctrl-C stops the runs, and `plait resume` continues each later; a second Ctrl-C exits at once.
     """
-    backend_set = _prepare(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
+    if lack := missing_extra("plait serve", *SERVER):
+        raise InvalidRequest(lack)
+    backend_set = backend_set_of_file(file, BackendOptions(options["backend"], options["model"], options["base_url"]))
     from plait.runner.serving.http_routes import ServedRuns  # noqa: PLC0415 - the extra `server` may be missing
 
     host, queues = options["host"], options["queues"]
@@ -108,7 +110,7 @@ def _make_runs(backend_set: BackendSet, made: Mapping[str, Backend], store: Stor
     concurrency = options["concurrency"] or backend_set.concurrency()
     if options["queues"]:
         queueing = queueing_options(backend_set, backend_set.specs, store, concurrency)
-        return Runs(queueing, source=TrustedBackends(store))
+        return Runs(queueing, source=TrustedBackends(store).for_run)
     return Runs(
         backend_set.options(
             made, store=store, concurrency=concurrency, shared_limits=True, cancel_grace=options["cancel_grace"]
@@ -147,22 +149,6 @@ async def _serve(
             await server.serve()
             beside.cancel_scope.cancel()
     return CANCELLED if runs.driven else COMPLETED
-
-
-def _prepare(file: Path | None, options: BackendOptions) -> BackendSet:
-    """Return the backends of the runs. Raises InvalidRequest if packages are missing, with the problem of the backends
-    if there is one too.
-    """
-    lack = missing_extra("plait serve", *SERVER)
-    try:
-        backend_set = backend_set_of_file(file, options)
-    except PlaitError as error:
-        if lack:
-            raise InvalidRequest(f"{lack}\n{error}") from None
-        raise
-    if lack:
-        raise InvalidRequest(lack)
-    return backend_set
 
 
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104 - refused

@@ -1,5 +1,5 @@
-"""The routes, each a method of `Runs` over HTTP: what requests hold, the strict reading of bodies, the event streams,
-the one shape of all errors. What an answer holds beside the views is here, too; all is published in /openapi.json.
+"""The routes, each a method of `Runs` over HTTP: what requests hold, the event streams, the one
+shape of all errors. What an answer holds beside the views is here, too; all is published in /openapi.json.
 
 At the end stands the web page: its files, served as they are; and the routes that only it uses and that may change with
 it: sign-in, the live view, the graph, the rows as a file, the question of a signed link.
@@ -10,8 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import field
 from http import HTTPStatus
@@ -24,12 +23,10 @@ from anyio.abc import ObjectReceiveStream
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
-from fastapi.routing import APIRoute
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
-from starlette.routing import compile_path
 
 from plait.backends.backend_specs import BackendSpec
 from plait.errors import PlaitError, RunNotFound, RunNotResumable, RunOwned, StoreError
@@ -127,22 +124,7 @@ async def _handle_http(request: Request, error: Exception) -> Response:
     # The framework gives no more than the phrase of the code.
     if code in _HTTP_KINDS and message == HTTPStatus(code).phrase:
         message = f"there is no {request.method} {request.url.path} here; GET /openapi.json says what there is"
-    headers = error.headers
-    # The framework names the methods of one route; two routes may share a path.
-    if code == 405 and (methods := _allowed_methods(request)):
-        headers = {"allow": ", ".join(methods)}
-    return JSONResponse(problem(kind, message), code, headers=headers)
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods that the path of the request allows."""
-    published: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
-    return sorted(
-        method.upper()
-        for path, methods in published.items()
-        if compile_path(path)[0].match(request.url.path)
-        for method in methods
-    )
+    return JSONResponse(problem(kind, message), code, headers=error.headers)
 
 
 async def _handle_validation(_request: Request, error: Exception) -> JSONResponse:
@@ -156,59 +138,14 @@ async def _handle_bug(_request: Request, _error: Exception) -> JSONResponse:
     return JSONResponse(problem("internal", "internal error; see the log of the server"), 500)
 
 
-class StrictJsonRoute(APIRoute):
-    """A route that refuses JSON objects with a repeated key, because either value could be meant."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler, called with a strict request."""
-        handle = super().get_route_handler()
-
-        async def handle_strictly(request: Request) -> Response:
-            return await handle(_StrictRequest(request.scope, request.receive))
-
-        return handle_strictly
-
-
-class _StrictRequest(Request):
-    async def json(self) -> Any:
-        try:
-            return json.loads(await self.body(), object_pairs_hook=_refuse_duplicates)
-        except json.JSONDecodeError as error:
-            where = f"line {error.lineno}, column {error.colno}"
-            raise HTTPException(400, f"the body is not JSON: {error.msg} in {where}") from None
-        except UnicodeDecodeError as error:
-            raise HTTPException(400, f"the body is not UTF-8: {error.reason} at byte {error.start + 1:,}") from None
-        except RecursionError:
-            raise HTTPException(400, "the body is nested too deeply to be read; make it flatter") from None
-        except ValueError:  # the limit of Python, which keeps one number from taking minutes
-            raise HTTPException(400, "the body holds a number of too many digits; send it as text") from None
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise HTTPException(400, f"the key {twice[:80]!r} is given twice in one object; keep one")
-    return values
-
-
 MOST_SEQ = 2**53
-MOST_LEVELS = 500
-"""Depth of nesting that every supported version of Python can read and write."""
 
 
 def _json(value: JsonValue) -> JsonValue:
-    level = [value]
-    for _ in range(MOST_LEVELS):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-    if level:
-        raise ValueError(f"is nested deeper than {MOST_LEVELS} levels")
-    json.dumps(value, allow_nan=False)
+    try:
+        json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     return value
 
 
@@ -473,7 +410,7 @@ class ServedRuns:
 
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
-        router = APIRouter(prefix="/api", responses=DOCUMENTED, route_class=StrictJsonRoute)
+        router = APIRouter(prefix="/api", responses=DOCUMENTED)
         again: _Answers = {200: {"model": RunStatusBody, "description": "A run with this key exists already."}}
         if self.creates:
             router.add_api_route(
@@ -733,7 +670,7 @@ class PageApi:
 
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
-        router = APIRouter(route_class=StrictJsonRoute, include_in_schema=False)
+        router = APIRouter(include_in_schema=False)
         router.add_api_route(SIGN_IN, self.sign_in, methods=["POST"])
         router.add_api_route(PROOF, self.prove, methods=["GET"])
         router.add_api_route(QUESTION, self.question, methods=["POST"])

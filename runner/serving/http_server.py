@@ -10,7 +10,6 @@ client instead.)
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from plait.program_log import logger
 from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
 from plait.runner.serving.http_routes import CONTENT_POLICY, PageApi, ServedRuns, add_handlers, files_router, page_files
 from plait.runner.views.view_models import prepare_schemas
@@ -37,8 +35,6 @@ ACCEPTED_AT_ONCE: Final = 32
 """Connections that the event loop accepts in one step. They take descriptors beyond MOST_WAITING."""
 QUEUED: Final = 4096
 """Connections that the system keeps until they are accepted. Beyond, a client repeats its attempt a second later."""
-_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_LOG_SECONDS: Final = 60.0
 
 
 class _Connection(H11Protocol):
@@ -120,7 +116,6 @@ class ApiServer:
         hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]", own))
         page = WebPage(f"{own}:{port}", frozenset(page_files()), CONTENT_POLICY)
         self._waiting: dict[_Connection, None] = {}  # in the order of their coming
-        self._silent_until = 0.0
         self._uvicorn = _Quiet(
             uvicorn.Config(
                 Guard(make_app(served, sign_in), sign_in.token, hosts, page),
@@ -140,13 +135,7 @@ class ApiServer:
 
     async def serve(self) -> None:
         """Serve until `stop` is called."""
-        loop = asyncio.get_running_loop()
-        handler = loop.get_exception_handler()
-        loop.set_exception_handler(self._handle_loop_error)
-        try:
-            await self._uvicorn.serve([self._listening])
-        finally:
-            loop.set_exception_handler(handler)
+        await self._uvicorn.serve([self._listening])
 
     def stop(self) -> None:
         """Refuse new requests, end the event streams, finish requests in progress. Can be called at any time."""
@@ -164,19 +153,6 @@ class ApiServer:
     def discard(self, connection: _Connection) -> None:
         """Count `connection` no longer as waiting."""
         self._waiting.pop(connection, None)
-
-    def _handle_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle an error outside of all tasks. Connections that cannot be accepted are logged once a minute; asyncio
-        tries again every second, and would log a traceback each time.
-        """
-        error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in _OUT_OF_RESOURCES or "socket" not in context:
-            loop.default_exception_handler(context)
-        elif loop.time() >= self._silent_until:
-            self._silent_until = loop.time() + _LOG_SECONDS
-            logger().error(
-                "connections cannot be accepted; raise the limit of open files (ulimit -n)", error=str(error)
-            )
 
 
 class _Quiet(uvicorn.Server):

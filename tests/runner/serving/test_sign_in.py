@@ -87,12 +87,12 @@ def test_the_token_is_for_one_life_of_the_server(tmp_path: Path) -> None:
 def test_a_refused_code_names_the_reason(server: Ui) -> None:
     code = new_code(server)
     content, _, mac = code.rpartition(".")
-    start, end, nonce = content.split(".")
-    later = f"{start}.{int(end) + 1000}.{nonce}.{mac}"
+    end, nonce = content.split(".")
+    later = f"{int(end) + 1000}.{nonce}.{mac}"
     for wrong in (code[:-1], code + ";", later, f"{content}.", f"{content}.{mac[::-1]}"):
-        assert "the code is wrong: a part is missing or was changed" in reason(sign_in(server, wrong))
+        assert "the code is not whole" in reason(sign_in(server, wrong))
     for cut in ("", code[:5], code[:12], "\udc00", code + "\u00e9", mac):
-        assert "not the whole code" in reason(sign_in(server, cut))
+        assert "code is not whole" in reason(sign_in(server, cut))
     for other in (new_code(server, token="t" * 43), new_code(server, address="127.0.0.2:1"), "x" + code):
         assert "of another server, or of one that has ended" in reason(sign_in(server, other))
     assert "the code expired at 20" in reason(sign_in(server, new_code(server, late=CODE_SECONDS)))
@@ -106,7 +106,7 @@ def test_a_proof_is_no_code(server: Ui) -> None:
     url = f"{server.url}/page/proof"
     for challenge in (content, f"{urlsplit(server.url).netloc} {content}", f"code {content}"):
         proof = httpx.get(url, params={"challenge": challenge}, trust_env=False, verify=False).text
-        assert "the code is wrong" in reason(sign_in(server, f"{content}.{proof}"))
+        assert "the code is not whole" in reason(sign_in(server, f"{content}.{proof}"))
         assert asked(server, proof) == 401
 
 
