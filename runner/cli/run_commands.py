@@ -46,7 +46,7 @@ from plait.runner.client.run_backends import (
     TrustedBackends,
     backend_set_of_plan,
     backends_of_file_only,
-    plan_changes,
+    plan_has_changed,
     queue_run,
     repaired_prompts,
     required_backends,
@@ -56,9 +56,7 @@ from plait.runner.client.run_backends import (
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
 from plait.runner.client.run_worker import start_process
 from plait.runner.client.runs import Runs, RunsOfPlan, find_run
-from plait.runner.domain.dag import group_of
 from plait.runner.engine.run_options import StorePlace, open_store
-from plait.runner.plan import PlanError
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_inputs import converted
 from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy, Team
@@ -296,33 +294,18 @@ def _print_ended(run: StoredRun, options: OutputOptions) -> int:
     return exit_code(result)
 
 
-_NAMED = 5
-_STORED_COUNTS = "a resume runs the stored plan"
-
-
 def _print_plan_changes(run: StoredRun, stored: StoredBackends, taken: Collection[str] = ()) -> None:
-    """Print the changes of the plan file that a resume ignores, because the stored run counts; the prompts of the tasks
-    in `taken` count.
+    """Say that a resume ignores a plan file that has changed, because the stored run counts; but the prompts of the
+    tasks in `taken` count.
     """
     if taken:
         print_note(f"taking the prompts of {named_tasks([*taken])} from {stored.plan} for this run")
     if stored.replacements:
         print_note(f"using {', '.join(sorted(stored.replacements))} from {stored.files.backends} for this resume")
-    path = stored.plan
-    if path is None or not path.is_file():
-        return
-    try:
-        tasks = [run.state.dag[task_id] for task_id in taken]
-        ignored = {f"tasks.{name}.prompt" for task in tasks for name in (task.id, group_of(task.id, task.item))}
-        changed = [key for key in plan_changes(run, stored, path) if key not in ignored]
-    except (PlanError, InvalidRequest):
-        print_note(f"the plan file has mistakes by now (`plait check` lists them); {_STORED_COUNTS}")
-        return
-    if changed:
-        more = [f"{len(changed) - _NAMED} more"] if len(changed) > _NAMED else []
-        named = ", ".join([*changed[:_NAMED], *more])
-        hint = "; --backends FILE takes backends from a file" if changed[0].startswith("backends.") else ""
-        print_note(f"the plan file has changed since this run was stored ({named}); {_STORED_COUNTS}{hint}")
+    if plan_has_changed(run, stored):
+        but = ", but for these prompts" if taken else ""
+        hint = "" if stored.replacements else " (--backends FILE takes backends from a file)"
+        print_note(f"the plan file has changed since this run was stored; a resume runs the stored plan{but}{hint}")
 
 
 @subcommand("fork", FORK)

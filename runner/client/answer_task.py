@@ -1,4 +1,4 @@
-"""Answers and decisions of a person for a waiting task, and the wait for one."""
+"""Answers and decisions of a person for a waiting task."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Literal, TypeAlias
 
 from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Mismatch, Schema
-from plait.clock_and_ids import Clock, iso, parse_time
+from plait.clock_and_ids import iso
 from plait.dialogue import Message
-from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned, StoreError
-from plait.events import Event, RunWaitingInput, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
+from plait.errors import AnswerConflict, BackendError, PlaitError, RunOwned
+from plait.events import Event, TaskAnswered, TaskCompleted, TaskFailed, TaskSkipped, TaskWaiting
 from plait.json_form import JsonInput, to_json
-from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import TaskRecord
 from plait.runner.domain.asked_question import Way
 from plait.runner.engine.inbox import AnswerNote, answer_note, wake
@@ -34,74 +33,18 @@ from plait.runner.state.attempt_files import attempt_files, end_attempt, files_r
 from plait.runner.state.budget import raise_of
 from plait.runner.state.stored_run import StoredRun, require_unfailed, stored_run
 from plait.safe_text import clean_text
-from plait.statuses import RunStatus, TaskStatus
+from plait.statuses import TaskStatus
 from plait.task import Task, failed_status
 
-_ANSWERS = frozenset({TaskAnswered.kind, TaskCompleted.kind, TaskFailed.kind, TaskSkipped.kind})
-"""The events by which an answer or a decision of a person reaches a run without an owner."""
-
-
-async def wait_for_answer(store: Store, run_id: str, clock: Clock, poll: float) -> bool:
-    """Wait until a person has answered a task of the run, which waits, or until the deadline of a question. Return
-    whether the run still waits then: another process may continue, cancel or remove the run.
-
-    The history is read every `poll` seconds. A failed read is repeated. Raises RunNotFound, and StoreError if the run
-    cannot be read at first.
-    """
-    run = await stored_run(store, run_id)
-    deadlines = [parse_time(one.deadline_at) for one in run.state.asking.values() if one.deadline_at is not None]
-    waits = await store.list_events(run_id, kind=RunWaitingInput.kind)
-    after = waits[-1].seq if waits else 0
-    while clock.wall() < min(deadlines, default=float("inf")):
-        try:
-            news = await store.list_events(run_id, after)
-        except StoreError:
-            news = ()
-        if any(event.kind in _ANSWERS for event in news):
-            break
-        if any(event.task_id is None for event in news):
-            return False  # another process has continued or ended the run
-        after = news[-1].seq if news else after
-        await clock.sleep(poll)
-    record = await store.get_run(run_id)
-    return record is not None and record.owner is None and RunStatus(record.status) is RunStatus.WAITING_INPUT
-
-
 _LOOK_AGAIN_S = 0.2
-_RELEASE_S = 2.0
-"""Seconds for which a decision waits for the owner of the run to release the run."""
 
 How: TypeAlias = Literal["done", "again", "fail"]
 
 
 async def apply_decision(config: RunOptions, run_id: str, task_id: str, how: How, text: str) -> None:
-    """Apply a decision. See `Runs.settle`."""
-    until = config.clock.monotonic() + _RELEASE_S
-    while True:
-        run = await stored_run(config.store, run_id)
-        try:
-            return await _apply(config, run, task_id, how, text)
-        except RunOwned:
-            if not await _is_released(config, run, until):
-                raise
-
-
-async def _is_released(config: RunOptions, run: StoredRun, until: float) -> bool:
-    """Wait until no living process owns the run, at the latest until the time `until`. Return whether none does.
-
-    Reads only the run's record: reading a run with thousands of tasks would block the event loop.
-    """
-    while config.clock.monotonic() < until:
-        await config.clock.sleep(_LOOK_AGAIN_S)
-        record = await run.store.get_run(run.record.run_id)
-        if record is None or owner_is_gone(record):
-            return True
-    return False
-
-
-async def _apply(config: RunOptions, run: StoredRun, task_id: str, how: How, text: str) -> None:
-    """Claim the run, store the outcome of the decision, release the run."""
-    dag, run_id = run.state.dag, run.record.run_id
+    """Claim the run, store the outcome of the decision, release the run. See `Runs.settle`."""
+    run = await stored_run(config.store, run_id)
+    dag = run.state.dag
     run.require_task(task_id)
     await wait_for_expiry(config, run)
     position, run = dag.position(task_id), await with_detached_turns(config, run)

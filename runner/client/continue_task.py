@@ -39,17 +39,6 @@ from plait.task import Task
 
 _PERSON = 0
 """The attempt number of turns outside any attempt: see MessageAppended."""
-_UNANSWERED = "the task has no reply yet: "
-_WHY = {
-    TaskStatus.PENDING: f"{_UNANSWERED}resume the run first",
-    TaskStatus.RUNNING: f"{_UNANSWERED}resume the run first",
-    TaskStatus.WAITING_INPUT: f"{_UNANSWERED}answer the open question",
-    TaskStatus.COMPLETED: "the backend stores no conversation; a function never has one",
-    TaskStatus.FAILED: f"{_UNANSWERED}resume the run with retry_failed (plait resume --retry-failed) first",
-    TaskStatus.SKIPPED: "the task has no reply",
-    TaskStatus.CANCELLED: "the task has no reply",
-}
-"""For each status, the reason why a task has no conversation, and the remedy."""
 
 
 async def continue_task(config: RunOptions, run: StoredRun, task_id: str, message: str) -> Reply:
@@ -137,9 +126,10 @@ async def _conversation_request(run: StoredRun, task: Task, backend: Backend) ->
     session_id = run.tasks[position].session_id
     if session_id is None or not await _holds_an_answer(run, run.tasks[position]):
         status = run.state.statuses[position]
-        raise PlaitError(
-            f"task {task.id!r} of run {run_id} is {status.value} and has no conversation to continue; {_WHY[status]}"
-        )
+        why = "it has no reply yet"
+        if status is TaskStatus.COMPLETED:
+            why = "the backend stores none; a function never has one"
+        raise PlaitError(f"task {task.id!r} of run {run_id} is {status.value}, with no conversation to continue: {why}")
     attachments: tuple[Attachment, ...] = ()
     if Abilities.of(backend).takes_files == "contents" and sends_files(task, run.state.dag):
         _, attachments = await read_contents(task, run.state.dag)

@@ -21,7 +21,7 @@ from plait.clock_and_ids import iso, new_run_id
 from plait.errors import Conflict, KeyConflict, PlaitError, RunExists, StoreRequired, nearest
 from plait.json_form import JsonInput, as_json, to_json, value
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import Batch, RunRecord
+from plait.persistence.store_records import Batch
 from plait.runner.domain.dag import DAG, group_of
 from plait.runner.domain.notify_target import NOTIFY
 from plait.runner.domain.policy import CheckingPolicy, Policy
@@ -66,7 +66,7 @@ from plait.statuses import TaskStatus
 from plait.task import FailureMode, Task, with_prompt
 
 if TYPE_CHECKING:
-    from plait.runner.client.reuse_preview import PreviewBasis, ReusePreview
+    from plait.runner.client.reuse_preview import ReusePreview
 
 MOST_KEY_CHARACTERS = 200
 KEYED = "key-"
@@ -160,12 +160,9 @@ def new_run(
     keep_answers: bool = False,
 ) -> Run:
     """Return a new run, to begin. Raises as `ParallelRunner.run`."""
-    reuse, basis = _reuse(config, dag, like, fresh, keep_answers)
-    if basis is None or any(task.files for task in dag):  # a file may have changed since the preview
-        dag = prepared(dag, config)
-        names = backend_names(dag, config)
-    else:
-        dag, names = basis.dag, [*basis.names]
+    reuse = _reuse(like, fresh, keep_answers)
+    dag = prepared(dag, config)
+    names = backend_names(dag, config)
     if dag.rows_file is not None and config.store is None:
         raise StoreRequired("a run that reads its rows as it goes keeps its results in a store only; give it a store")
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
@@ -182,9 +179,7 @@ def new_run(
         stored |= reuse.as_settings()
 
     async def drive(live: LiveRun) -> RunResult:
-        if basis is not None:
-            live.answers = basis.answers
-        elif reuse is not None or dag.caches:
+        if reuse is not None or dag.caches:
             now = config.clock.wall()
             live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
         live.policy, live.notify, live.priority = policy, config.notify, config.priority or 0
@@ -200,28 +195,15 @@ def new_run(
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park), drive)
 
 
-def _reuse(
-    config: RunOptions,
-    dag: DAG,
-    like: str | ReusePreview | ReuseFrom | None,
-    fresh: Collection[str],
-    keep_answers: bool,
-) -> tuple[ReuseFrom | None, PreviewBasis | None]:
-    """Return which answers are taken over, and the basis of a preview of this run. Raises ValueError for `fresh` or
-    `keep_answers` without `like`.
-    """
-    if isinstance(like, ReuseFrom):
-        return like, None
-    if isinstance(like, str):
-        return ReuseFrom(like, tuple(fresh), keep_answers=keep_answers), None
-    if like is not None:
-        reuse = ReuseFrom(like.like, tuple(fresh), keep_answers=keep_answers)
-        return reuse, like.basis_for(config, dag, reuse)
-    if fresh:
+def _reuse(like: str | ReusePreview | ReuseFrom | None, fresh: Collection[str], keep_answers: bool) -> ReuseFrom | None:
+    """Return which answers are taken over. Raises ValueError for `fresh` or `keep_answers` without `like`."""
+    if like is None and fresh:
         raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
-    if keep_answers:
+    if like is None and keep_answers:
         raise ValueError("keep_answers keeps the answers of persons in an earlier run; give the run with like=RUN_ID")
-    return None, None
+    if like is None or isinstance(like, ReuseFrom):
+        return like
+    return ReuseFrom(like if isinstance(like, str) else like.like, tuple(fresh), keep_answers=keep_answers)
 
 
 def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput]) -> events.RunCreated:
@@ -281,8 +263,8 @@ async def create_run(
         stored = read_settings(there)
         if stored.get("key") != key or stored.get("digest") != stored_settings["digest"]:
             raise KeyConflict(
-                f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG or other settings "
-                f"({await _difference(store, created, there)}); give a new run a new key"
+                f"key {key!r} was used at {there.created_at} for run {run_id}, with another DAG, other inputs or "
+                f"other settings; give a new run a new key"
             ) from error
         return run_id, False
     return run_id, True
@@ -300,26 +282,6 @@ def _digest(created: events.RunCreated) -> str:
     tasks = [(t.task_id, t.prompt, t.depends_on, t.backend, json.loads(t.spec)) for t in created.tasks]
     content = json.dumps([created.name, json.loads(created.settings), tasks], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-async def _difference(store: Store, request: events.RunCreated, run: RunRecord) -> str:
-    """Return a description of the first difference between the stored run and the request."""
-    there = {task.task_id: task for task in await store.list_tasks(run.run_id)}
-    for task in request.tasks:
-        stored = there.get(task.task_id)
-        if stored is None:
-            return f"the stored run has no task {task.task_id!r}"
-        if stored.prompt != task.prompt:
-            return f"task {task.task_id!r} has another prompt"
-        if stored.depends_on != task.depends_on:
-            return f"task {task.task_id!r} depends on other tasks"
-        if (stored.backend, json.loads(stored.spec)) != (task.backend, json.loads(task.spec)):
-            return f"task {task.task_id!r} has other fields"
-    stored_settings, settings = read_settings(run), json.loads(request.settings)
-    names = sorted((stored_settings.keys() | settings.keys()) - _NOT_COMPARED)
-    different = [name for name in names if stored_settings.get(name) != settings.get(name)]
-    differing = f"; different are: {', '.join(different)}" if different else ""
-    return f"the tasks given here are the same in the stored run{differing}"
 
 
 _RECORDED = "(recorded in the earlier run)"

@@ -30,8 +30,7 @@ from plait.errors import StoreError
 from plait.events import HostAway
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
-from plait.persistence.sqlite_file import unfinished_files
-from plait.persistence.store_health import MOST_NAMED, Finding, Verdict, checksums
+from plait.persistence.store_health import Finding, Verdict, checksums
 from plait.persistence.store_records import RunRecord
 from plait.runner.client.run_backends import hosts_in_use
 from plait.runner.engine.lease import Liveness, liveness, seems_free, shown_status
@@ -204,7 +203,6 @@ def _check_file(place: Path) -> Iterator[Finding]:
     if _exists(path):
         yield Finding("store", Verdict.OK, str(path))
         yield from _check_permissions(path)
-    yield from _check_unfinished(path)
     if place == DEFAULT_STORE and not _exists(path):
         yield Finding("store", Verdict.OK, f"no store at {DEFAULT_STORE} yet", "`plait run PLAN` makes one")
     else:
@@ -221,17 +219,6 @@ async def _read_store(place: StorePlace) -> tuple[Sequence[RunRecord], set[str],
         whole = [await store.get_run(run_id) for run_id in shown]
         resumable = {run.run_id for run in whole if run is not None and stores_backends(run)}
         return runs, resumable, files_root(store)
-
-
-def _check_unfinished(path: Path) -> Iterator[Finding]:
-    """Report unfinished files that a crash at the first start has left beside `path`."""
-    try:
-        names = [one.name for one in unfinished_files(path)]
-    except OSError:  # the folder is missing or not readable, which other checks report
-        return
-    if names:
-        what = f"{len(names)} unfinished by an interrupted start: {', '.join(names[:MOST_NAMED])}"
-        yield Finding("left over", Verdict.WARNING, what, "a run that starts an hour later removes them")
 
 
 def _check_runs(runs: Sequence[RunRecord], resumable: Collection[str], command: Command) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ import re
 import stat
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,10 +59,10 @@ from plait.backends.models.anthropic_api import AnthropicBackend
 from plait.backends.models.http_client import is_environments
 from plait.backends.models.openai_api import OpenAIBackend
 from plait.backends.prices import Price
-from plait.errors import BackendUnavailable, InvalidRequest, KeyConflict, PlanError, nearest
+from plait.errors import BackendUnavailable, InvalidRequest, PlanError, nearest
 from plait.json_form import JsonValue, value
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord, TaskRecord
+from plait.persistence.store_records import RunRecord
 from plait.program_log import logger
 from plait.runner.client.create_run import Fork, edited_prompt
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
@@ -82,9 +82,7 @@ from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_models import NotifyPart, PricePart
 from plait.runner.plan.plan_positions import MAX_BYTES, read_source
 from plait.runner.policies import policy_of
-from plait.runner.policies.follow_ups import FOLLOWS
 from plait.runner.policies.goal_policy import ANSWER_ID, OrchestratorPolicy
-from plait.runner.policies.step_workflow import Workflow
 from plait.runner.scheduling.own_limits import RateLimits
 from plait.runner.scheduling.slots import DEFAULT_CONCURRENCY, Concurrency, default_concurrency
 from plait.runner.state.budget import BUDGET
@@ -92,7 +90,6 @@ from plait.runner.state.stored_run import (
     POSTED,
     StoredPolicy,
     StoredRun,
-    decode_task,
     has_ended,
     placed_attempts,
     read_settings,
@@ -107,7 +104,7 @@ _HOSTS: TypeAdapter[dict[str, HostsPart]] = TypeAdapter(dict[str, HostsPart])
 _NOTIFY: TypeAdapter[list[NotifyPart]] = TypeAdapter(list[NotifyPart])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 _LONG_ANSWER = 512  # tokens
-_NO_SPECS: Mapping[str, object] = {}
+_NO_SPECS: Mapping[str, BackendSpec] = {}
 
 
 @value
@@ -286,10 +283,10 @@ def required_backends(
     statuses: Iterable[TaskStatus] = (),
     *,
     policy: Policy | None = None,
-    known: Mapping[str, object] = _NO_SPECS,
+    known: Mapping[str, BackendSpec] = _NO_SPECS,
 ) -> list[str]:
     """Return the backends of all tasks that are not done, in the order of the tasks, then those that later tasks may
-    use: a task that adds tasks may name any of `known`, the specs by name, also as stored. With each come its spares.
+    use: a task that adds tasks may name any of `known`, the specs by name. With each come its spares.
     """
     statuses = list(statuses) or [TaskStatus.PENDING] * len(dag)
     names = needed_backends(task_backends(dag, default), statuses)
@@ -304,16 +301,9 @@ def required_backends(
         further += known
     needed = list(dict.fromkeys([*names, *further]))
     for name in needed:  # it grows
-        needed += [one for one in _or_else(known.get(name)) if one in known and one not in needed]
+        spares = known[name].or_else if name in known else ()
+        needed += [one for one in spares if one in known and one not in needed]
     return needed
-
-
-def _or_else(spec: object) -> Sequence[str]:
-    """Return the spares in the spec of a backend, which may be as stored, and not yet validated."""
-    if isinstance(spec, Mapping):
-        spares: object = cast("Mapping[str, object]", spec).get("or_else")
-        return [one for one in cast("list[object]", spares) if isinstance(one, str)] if isinstance(spares, list) else ()
-    return getattr(spec, "or_else", ())
 
 
 def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSet:
@@ -540,24 +530,14 @@ async def queue_run(
     priority: int | None = None,
 ) -> str:
     """Store a queued run of `plan`, one for a key, and return its id. `budget` and `priority` come before those of the
-    plan. Raises as `Runs.create`, and KeyConflict if the run of the key has another `concurrency`.
+    plan. Raises as `Runs.create`.
     """
     plan = plan.fitted_to(backend_set.specs, backend_set.default)
     names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     budget = plan.budget if budget is None else budget
     settings = {"budget": budget, "unpriced": unpriced, "priority": plan.priority if priority is None else priority}
     runs = Runs(queueing_options(backend_set, names, store, concurrency, **settings))
-    run_id = await runs.create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
-    if key is not None and (record := await store.get_run(run_id)) is not None:
-        # A runner may be restarted with another concurrency, but here the number is part of what was submitted.
-        stored = stored_concurrency(record)
-        if stored != concurrency:
-            raise KeyConflict(
-                f"key {key!r} was used at {record.created_at} for run {run_id}, with "
-                f"{stored or 'a changing number of'} tasks at once, not {concurrency or 'a changing number'}; "
-                "give a new run a new key"
-            )
-    return run_id
+    return await runs.create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
 
 
 def queueing_options(
@@ -629,8 +609,8 @@ class StoredBackends:
     """The backends of a stored run."""
 
     run_id: str
-    specs: Mapping[str, Any]
-    """Specs by name, as stored and not yet validated."""
+    specs: Mapping[str, BackendSpec]
+    """Specs by name, as stored; of a program's run those of `files.backends`."""
     default: str
     folder: Path
     plan: Path | None
@@ -667,17 +647,17 @@ class StoredBackends:
                 "by the same names: --backends FILE"
             )
         settings = read_settings(run)
-        specs, default, folder = (settings[key] for key in ("backends", "default_backend", "folder"))
+        default, folder = settings["default_backend"], settings["folder"]
+        try:
+            specs, stored_prices = SPECS.validate_python(settings["backends"]), read_prices(settings.get("prices"))
+        except ValidationError:
+            raise InvalidRequest(
+                f"the backends or the prices stored with run {run.run_id} cannot be read; start a new run"
+            ) from None
         plan = settings.get("plan") if files.plan is None else files.plan.resolve()
         replacements = (
             {} if replacement is None else {name: spec for name, spec in replacement.specs.items() if name in specs}
         )
-        try:
-            stored_prices = read_prices(settings.get("prices"))
-        except ValidationError:
-            raise InvalidRequest(
-                f"run {run.run_id} was stored with prices that are not in the form of a plan"
-            ) from None
         prices = stored_prices | ({} if replacement is None else dict(replacement.prices))
         if replacement is not None and not replacements:
             raise InvalidRequest(
@@ -701,8 +681,7 @@ class StoredBackends:
 
     def make_agents(self) -> dict[str, Backend]:
         """Return the agents, to ask for turns that outlived their runner. Starts and checks nothing."""
-        specs = {name: self._stored_spec(name) for name in self.specs}
-        agents = {name: spec for name, spec in specs.items() if isinstance(spec, ProgramSpec)}
+        agents = {name: spec for name, spec in self.specs.items() if isinstance(spec, ProgramSpec)}
         return {name: spec.make(self.folder) for name, spec in agents.items() if spec.on is None}
 
     def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, HostsPart]:
@@ -715,21 +694,6 @@ class StoredBackends:
         if self.files.backends is not None:
             parts |= read_hosts(read_plan_data(self.files.backends).get("hosts"), self.files.backends)
         return parts | hosts_of_file(self.files.hosts)
-
-    def read_specs(self) -> dict[str, BackendSpec]:
-        """Return the specs, validated. Raises InvalidRequest."""
-        return {name: spec for name in self.specs if (spec := self._stored_spec(name)) is not None}
-
-    def changed_options(self, now: Mapping[str, BackendSpec]) -> list[str]:
-        """Return the options of backends that differ between the store and the plan file `now`. The stored options
-        count.
-        """
-        keys: list[str] = []
-        for name in (self.specs.keys() & now.keys()) - self.replacements.keys():
-            stored = self._stored_spec(name)
-            if stored is not None and not isinstance(stored, FunctionSpec):
-                keys += (f"backends.{name}.{key}" for key in _differing(stored, now[name]))
-        return keys
 
     def select(self, names: Iterable[str]) -> BackendSet:
         """Return the backends in `names`. Raises InvalidRequest."""
@@ -768,7 +732,7 @@ class StoredBackends:
 
     def _trusted_spec(self, name: str) -> BackendSpec | None:
         """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""
-        spec = self._stored_spec(name)
+        spec = self.specs.get(name)
         needs_file = spec is not None and _needs_plan_file(spec)
         if isinstance(spec, FunctionSpec | ProgramSpec) or (spec is not None and spec.on is not None) or needs_file:
             self._require_trusted(name, [*self._plan_files(), self.folder])
@@ -863,61 +827,34 @@ class StoredBackends:
         return f"{has} {name!r} as well; add it"
 
     def _distrust_message(self, name: str, spec: BackendSpec) -> str:
-        if isinstance(spec, ProgramSpec):
-            why = f"backend {name!r} of run {self.run_id} may run commands, so a plan file has to have it as stored"
-            if self.plan is None:
-                return f"{why}, and the run has no plan file; name a file with --backends FILE"
-            now = self._plan_specs(name).get(name)
-            if now is None:
-                return f"{why}, and {self.plan} has no such backend; put it back, or name a file with --backends FILE"
-            return (
-                f"{why}: the values of {_join_names(_differing(spec, now))} are not those of the plan file {self.plan};"
-                " change them there, or name a file with --backends FILE"
-            )
-        if isinstance(spec, PydanticAISpec):
-            return (
-                f"the tools or the MCP servers of backend {name!r} in the store of run {self.run_id} are not those of "
-                f"the plan file; change the backend in the plan file, or name that file with --plan PATH"
-            )
-        assert isinstance(spec, OpenAISpec | AnthropicSpec)
+        may = "may run commands or tools"
+        if isinstance(spec, OpenAISpec | AnthropicSpec):
+            may = f"sends the key in {spec.api_key_env} to {', '.join(spec.base_urls) or 'its default server'}"
+        if self.plan is None:
+            why = "the run has no plan file"
+        elif (now := self._plan_specs(name).get(name)) is None:
+            why = f"{self.plan} has no such backend"
+        else:
+            why = f"the values of {_join_names(_differing(spec, now))} are not those of the plan file {self.plan}"
         return (
-            f"backend {name!r} as stored with run {self.run_id} sends the key in {spec.api_key_env} to "
-            f"{', '.join(spec.base_urls) or 'its default server'}, and the plan file does not. To allow it, set "
-            f"{spec.kind.upper()}_BASE_URL to that server, or name the backend in the plan file; to forbid it, unset "
-            f"{spec.api_key_env}"
+            f"backend {name!r} of run {self.run_id} {may}, so a plan file has to have it as stored, and {why}; put it "
+            "there, or name a file with --backends FILE"
         )
 
     def is_of_program(self, name: str) -> bool:
         """Return whether the backend is named by `call`: a function, or a backend such as a graph."""
-        return isinstance(self._stored_spec(name), FunctionSpec)
-
-    def _stored_spec(self, name: str) -> BackendSpec | None:
-        if name not in self.specs:
-            return None
-        try:
-            return SPECS.validate_python({name: self.specs[name]})[name]
-        except ValidationError:
-            raise InvalidRequest(
-                f"the stored backend {name!r} of run {self.run_id} cannot be read; start a new run"
-            ) from None
+        return isinstance(self.specs.get(name), FunctionSpec)
 
     def _plan_specs(self, name: str) -> Mapping[str, BackendSpec]:
         why = f"backend {name!r} of run {self.run_id} is taken from the plan file, not from the store"
-        plan = self.plan
-        if plan is None:
+        if self.plan is None:
             raise InvalidRequest(f"{why}; name the file with --plan PATH")
         try:
-            plans = called_plan_data(plan).values()
+            # A calling plan counts before the plans that it calls.
+            plans = reversed([*called_plan_data(self.plan).items()])
+            return {name: spec for file, data in plans for name, spec in _read_specs(data, file).items()}
         except InvalidRequest as error:
-            raise InvalidRequest(f"{why}, and {error}; if it has moved, name it with --plan PATH") from None
-        try:
-            return {
-                name: spec
-                for data in reversed([*plans])  # a calling plan counts before the plans that it calls
-                for name, spec in SPECS.validate_python(data.get("backends") or {}).items()
-            }
-        except ValidationError:
-            raise InvalidRequest(f"{why}, and {plan} has mistakes now; `plait check` lists them") from None
+            raise InvalidRequest(f"{why}, and {error}; if the file has moved, name it with --plan PATH") from None
 
 
 def _differing(one: BackendSpec, other: BackendSpec) -> list[str]:
@@ -963,7 +900,7 @@ _AS_STORED = FileOptions()
 
 
 class TrustedBackends:
-    """The backends that are stored with each run in `store`, as `plait resume` uses them: a `BackendSource`.
+    """The backends that are stored with each run in `store`, as `plait resume` uses them.
 
     `files` name replacements of stored backends. `note` is called if a backend that is wanted, but not needed, cannot
     be used here. `concurrency` replaces the number of tasks at once that is stored with a run; `options` are those of
@@ -991,7 +928,7 @@ class TrustedBackends:
 
     def runs(self) -> Runs:
         """Return the runs of the store, each on its own backends."""
-        return Runs(self._without, source=self)
+        return Runs(self._without, source=self.for_run)
 
     def of(self, run: RunRecord) -> StoredBackends:
         """Return the backends of `run`, none of them opened. Raises InvalidRequest."""
@@ -1001,9 +938,9 @@ class TrustedBackends:
 
     @asynccontextmanager
     async def for_run(
-        self, run_id: str, need: Need, *, run: StoredRun | None = None, task_id: str | None = None
+        self, run_id: str, need: Need, run: StoredRun | None = None, task_id: str | None = None
     ) -> AsyncGenerator[RunOptions]:
-        """See `BackendSource`. A resume that has nothing to run needs no backend."""
+        """Open the backends of the run: see `BackendSource`. A resume that has nothing to run needs no backend."""
         if run is None:
             run = await stored_run(self._store, run_id)
         async with AsyncExitStack() as stack:
@@ -1126,11 +1063,11 @@ def why_untrusted(path: Path, folders: Collection[Path]) -> str | None:
         except OSError as error:
             return f"{part} cannot be examined ({error.strerror})"
         if file_stat.st_uid not in {0, os.geteuid()}:
-            return f"{part} belongs to {_user(file_stat.st_uid)}"
+            return f"{part} belongs to user {file_stat.st_uid}"
         if file_stat.st_mode & stat.S_IWOTH and not _keeps_others_out(file_stat):
             return f"every user may write to {part}"
         if file_stat.st_mode & stat.S_IWGRP and not (_keeps_others_out(file_stat) or _is_of_one_user(file_stat)):
-            return f"the group {_group(file_stat.st_gid)} may write to {part}"
+            return f"the group {file_stat.st_gid} may write to {part}"
     return None
 
 
@@ -1147,30 +1084,6 @@ def _is_of_one_user(file_stat: os.stat_result) -> bool:
     return group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and not {*group.gr_mem} - {user.pw_name}
 
 
-def _user(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
-_MADE_BY_PLAN = frozenset({"id", "depends_on", "item", "aliases", "arguments", "output"})
-"""Fields of a task that are its name, are compared as lists, or are made from other keys of the plan."""
-_FIELDS = {
-    field.name: {"adds_tasks": "output", "call": "plan"}.get(field.name, field.name)
-    for field in fields(Task)
-    if field.name not in _MADE_BY_PLAN
-}
-"""The other fields, with their names in a plan file."""
-
-
 def repaired_prompts(run: StoredRun, stored: StoredBackends) -> dict[str, str]:
     """Return the prompts of failed tasks that differ in the plan file that a person names, by task id: a resume is then
     a fork that continues the run. A part takes the prompt of its `for_each` task. Raises PlanError, InvalidRequest.
@@ -1183,33 +1096,11 @@ def repaired_prompts(run: StoredRun, stored: StoredBackends) -> dict[str, str]:
     return {task.id: new for task in failed if (new := edited_prompt(task, now)) is not None and new != task.prompt}
 
 
-def plan_changes(run: StoredRun, stored: StoredBackends, path: Path) -> Iterator[str]:
-    """Yield the keys of the plan file at `path` that differ from the stored run. Values of inputs are not compared, as
-    --set may have given them. Raises PlanError, InvalidRequest.
-    """
+def plan_has_changed(run: StoredRun, stored: StoredBackends) -> bool:
+    """Return whether the plan file is no longer as it was when the run was stored."""
     digest = read_settings(run.record).get("plan_sha256")
-    if digest is not None and digest == plan_digest(path):
-        return
-    plan = _plan_now(run, stored, path)
-    if plan is None:
-        yield from stored.changed_options(backend_set_of_file(path, BackendOptions()).specs)
-        return
-    yield from stored.changed_options(plan.backends)
-    if plan.default_backend not in {None, stored.default}:
-        yield "defaults.backend"
-    before = StoredPolicy.of(run.record)
-    now = None
-    if plan.policy is not None:
-        now = StoredPolicy(plan.policy.kind, json.loads(json.dumps(plan.policy.settings())))
-    if (kind := _given_by(now)) != _given_by(before):
-        yield kind
-    elif kind == "tasks":
-        yield from _changed_tasks(plan, run.tasks)
-    growth = None if plan.dag.growth is None else asdict(plan.dag.growth)
-    if growth != read_settings(run.record).get("growth"):
-        yield "growth"
-    if now != before and kind == _given_by(before):
-        yield "follow_ups" if kind == "tasks" else kind
+    now = None if stored.plan is None else plan_digest(stored.plan)
+    return None not in {digest, now} and now != digest
 
 
 def _plan_now(run: StoredRun, stored: StoredBackends, path: Path) -> Plan | None:
@@ -1218,27 +1109,4 @@ def _plan_now(run: StoredRun, stored: StoredBackends, path: Path) -> Plan | None
     if settings.get(POSTED) or settings.get("plan") is None:
         return None
     pilot = settings.get("growth", {}).get("pilot")
-    return Plan.load(path, inputs=settings.get("inputs"), limit=pilot).fitted_to(stored.read_specs(), stored.default)
-
-
-def _given_by(policy: StoredPolicy | None) -> str:
-    """Return the key of a plan that gives the tasks of a run with `policy`."""
-    kinds = {OrchestratorPolicy.kind: "orchestrate", Workflow.kind: "workflow"}
-    return "tasks" if policy is None else kinds.get(policy.kind, "tasks")
-
-
-def _changed_tasks(plan: Plan, tasks: Sequence[TaskRecord]) -> Iterator[str]:
-    new_tasks = {task.task_id: decode_task(task) for task in tasks if task.added_by is None}
-    new_tasks = {name: task for name, task in new_tasks.items() if FOLLOWS not in task.metadata}
-    for task in plan.dag:
-        before = new_tasks.pop(task.id, None)
-        yield from [f"tasks.{task.id}"] if before is None else _changed_fields(before, task)
-    yield from (f"tasks.{name}" for name in new_tasks)
-
-
-def _changed_fields(before: Task, now: Task) -> Iterator[str]:
-    if list(before.depends_on) != list(now.depends_on):
-        yield f"tasks.{now.id}.depends_on"
-    for attribute, name in _FIELDS.items():
-        if getattr(before, attribute) != getattr(now, attribute):
-            yield f"tasks.{now.id}.{name}"
+    return Plan.load(path, inputs=settings.get("inputs"), limit=pilot).fitted_to(stored.specs, stored.default)

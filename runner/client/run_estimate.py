@@ -35,7 +35,6 @@ TOKEN_CHARACTERS = 4
 """The number of characters that are assumed for a token."""
 ANSWER_TOKENS = 500
 """The number of tokens that are assumed for an answer."""
-_ANY_LENGTH = 1_000_000  # tokens: whether the worst case depends on what is sent
 
 
 @view
@@ -225,18 +224,13 @@ async def _estimated(calls: _Calls, config: RunOptions, call_costs: CallCosts) -
             await run_sync(load)
         usage = prices.priced(usage, billing, ceil(usage.input_tokens / number), at=config.clock.wall())
 
-    def most(more: int = 0) -> float | None:
-        costs = [
-            call_costs.most(estimate.backend, task.model, one.tokens + more, task.output_schema) for one in calls.sent
-        ]
-        return None if None in costs else sum(cost for cost in costs if cost is not None) * number / len(costs)
-
-    most_usd = most()
+    costs = [call_costs.most(estimate.backend, task.model, one.tokens, task.output_schema) for one in calls.sent]
+    most_usd = None if None in costs else sum(cost for cost in costs if cost is not None) * number / len(costs)
     return replace(
         estimate,
         usage=None if usage is None else UsageView(**usage_fields(usage)),
         most_usd=most_usd,
-        most_is_assumed=any(one.reads_answers for one in calls.sent) and most_usd != most(_ANY_LENGTH),
+        most_is_assumed=most_usd is not None and any(one.reads_answers for one in calls.sent),
     )
 
 

@@ -17,7 +17,18 @@ from fnmatch import fnmatchcase
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, get_args, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    runtime_checkable,
+)
 
 import anyio
 import anyio.abc
@@ -46,7 +57,6 @@ from plait.runner.client.answer_task import (
     How,
     answer_question,
     apply_decision,
-    wait_for_answer,
 )
 from plait.runner.client.continue_task import continue_task
 from plait.runner.client.create_run import Fork, create_run, new_run, plan_fork, with_policy
@@ -72,7 +82,6 @@ from plait.runner.recovery.resume import OnUnreached, continued_run, end_run_on_
 from plait.runner.recovery.resume_plan import ResumeAction, ResumeOptions
 from plait.runner.reuse.earlier_answers import ReuseFrom, is_try, require_tasks
 from plait.runner.state.attempt_files import delete_files, has_sessions, kill_orphans
-from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import (
     MOST_RUNS_SEARCHED,
     PARK,
@@ -81,7 +90,6 @@ from plait.runner.state.stored_run import (
     StoredRun,
     asks_for_cancel,
     cancel_note,
-    decode_dag,
     listed_tasks,
     pages_of_tasks,
     read_settings,
@@ -131,16 +139,11 @@ class Need(Enum):
     """To continue the conversation of one task."""
 
 
-class BackendSource(Protocol):
-    """Where the backends of stored runs come from: the same for all runs, or those that are stored with each run."""
-
-    def for_run(
-        self, run_id: str, need: Need, *, run: StoredRun | None = None, task_id: str | None = None
-    ) -> AbstractAsyncContextManager[RunOptions]:
-        """Open the backends of the run, and return them with the options of the run. `run` is the run if it has been
-        read already, `task_id` the task to be continued. Raises PlaitError.
-        """
-        ...
+BackendSource: TypeAlias = Callable[[str, Need, StoredRun | None, str | None], AbstractAsyncContextManager[RunOptions]]
+"""Opens the backends of a stored run, and returns them with the options of the run. It is called with the id of the
+run, what the backends are needed for, the run if it has been read already, and the task to be continued. Raises
+PlaitError.
+"""
 
 
 @dataclass(slots=True)
@@ -171,14 +174,6 @@ class _Driven:
         await self.began.wait()
         if self.error is not None:
             raise self.error
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A run that was executed here and waits for a person."""
-
-    policy: Policy | None
-    watching: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
 
 def _with_open_store(
@@ -215,9 +210,10 @@ class Runs:
         """The interval in seconds at which `events` reads the store."""
         self._source = source
         self._driven: dict[str, _Driven] = {}
-        self._waiting: dict[str, _Waiting] = {}
-        self._parks: dict[tuple[str, int], bool] = {}
-        """Whether a run parks, by its id and epoch: its settings are read once."""
+        self._waiting: dict[str, Policy | None] = {}
+        """The runs that were executed here and wait for a person, each with its policy."""
+        self._watching: anyio.CancelScope | None = None
+        """The scope of `_watch` while runs wait."""
         self._woken: set[str] = set()
         self._not_woken: dict[str, float] = {}
         """The runs that could not be woken, with the monotonic time of the next try."""
@@ -246,8 +242,8 @@ class Runs:
         self._left = True
         for driven in self._driven.values():
             driven.stop()
-        for waiting in self._waiting.values():
-            waiting.watching.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         async with self._block:
             if isinstance(error, Exception):
                 # The error of the block is raised unchanged, not inside a group.
@@ -488,8 +484,7 @@ class Runs:
         """Settle a task that waits for a person; a following `resume` continues the run.
 
         `how` is `done` if the task took effect, with `text` as its result (JSON if the task has an `output_schema`);
-        `again` to run the task again; `fail` to fail the task, with `text` as the reason. If another process owns the
-        run, wait up to 2 seconds for it to let the run go.
+        `again` to run the task again; `fail` to fail the task, with `text` as the reason.
 
         Raises ValueError for another `how`, RunNotFound, RunOwned if a live process executes the run, TaskNotFound,
         PlaitError if the task is not waiting or the text does not fit, StoreError.
@@ -622,8 +617,8 @@ class Runs:
         StoreRequired, RunNotFound, TaskNotFound, StoreError.
         """
         taken = await answer_question(self.options, run_id, task_id, value, attempt, wait)
-        if taken and (waiting := self._waiting.get(run_id)) is not None:
-            await self._continue(run_id, waiting)
+        if taken and run_id in self._waiting:
+            await self._continue(run_id, self._waiting.pop(run_id))
         return taken
 
     async def read(self, run_id: str, record: RunRecord | None = None) -> StoredRun:
@@ -753,7 +748,7 @@ class Runs:
     ) -> AbstractAsyncContextManager[RunOptions]:
         if self._source is None:
             return nullcontext(self.options)
-        return self._source.for_run(run_id, need, run=run, task_id=task_id)
+        return self._source(run_id, need, run, task_id)
 
     async def _start(self, run_id: str, how: ResumeOptions) -> None:
         self._inside(run_id)
@@ -773,8 +768,7 @@ class Runs:
                     await self.answer(run_id, task_id, value)
                 answers = None
         group = self._inside(run_id)
-        if (waiting := self._waiting.pop(run_id, None)) is not None:
-            waiting.watching.cancel()
+        self._waiting.pop(run_id, None)
         driven = self._driven[run_id] = _Driven()
         group.start_soon(self._see_through, run_id, replace(how, answers=answers), driven)
         await driven.begin()
@@ -817,8 +811,8 @@ class Runs:
                 return
             if run_id in self._driven or self._not_woken.get(run_id, 0.0) > now:
                 continue
-            policy = None if (waiting := self._waiting.get(run_id)) is None else waiting.policy
-            if not await self._go_on(run_id, ResumeOptions(policy=policy, wakes=True), report, fits):
+            how = ResumeOptions(policy=self._waiting.get(run_id), wakes=True)
+            if not await self._go_on(run_id, how, report, fits):
                 self._not_woken[run_id] = now + _AGAIN_S
             elif run_id in self._driven:
                 self._woken.add(run_id)
@@ -834,13 +828,10 @@ class Runs:
     async def _is_due(self, run: RunRecord, now: float) -> bool:
         if run.owner is None and ((due := due_at(run)) is None or due > now):
             return False  # not begun, stopped by a person, or due by the store's clock alone
-        key = run.run_id, run.epoch
-        if key not in self._parks:
-            whole = await self._store.get_run(run.run_id)
-            self._parks[key] = whole is not None and bool(
-                read_settings(whole).get(PARK) or await self._store.list_events(run.run_id, 0, 1, events.RunParked.kind)
-            )
-        return self._parks[key]
+        whole = await self._store.get_run(run.run_id)
+        return whole is not None and bool(
+            read_settings(whole).get(PARK) or await self._store.list_events(run.run_id, 0, 1, events.RunParked.kind)
+        )
 
     async def _go_on(
         self,
@@ -909,27 +900,33 @@ class Runs:
             driven.began.set()
             driven.gone.set()
         if status is RunStatus.WAITING_INPUT and self._group is not None and not self._left:
-            waiting = self._waiting[run_id] = _Waiting(how.policy)
-            self._group.start_soon(self._watch, run_id, waiting)
+            self._waiting[run_id] = how.policy
+            if self._watching is None:
+                self._watching = anyio.CancelScope()
+                self._group.start_soon(self._watch, self._group, self._watching)
 
-    async def _watch(self, run_id: str, waiting: _Waiting) -> None:
-        """Continue the run once a person has answered, unless another process does."""
-        answered = False
-        with waiting.watching:
-            try:
-                answered = await wait_for_answer(self._store, run_id, self.options.clock, max(self.poll, LOOK_EVERY_S))
-            except PlaitError as error:
-                logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
-        if self._waiting.get(run_id) is waiting:
-            if answered:
-                await self._continue(run_id, waiting)
-            else:
-                del self._waiting[run_id]
+    async def _watch(self, group: anyio.abc.TaskGroup, watching: anyio.CancelScope) -> None:
+        """Continue each of the runs that wait once a person has answered, or at the deadline of its question, unless
+        another process does.
+        """
+        with watching:
+            while self._waiting:
+                await self.options.clock.sleep(max(self.poll, LOOK_EVERY_S))
+                for run_id in list(self._waiting):
+                    with suppress(StoreError):  # the run is read again later
+                        record = await self._store.get_run(run_id)
+                        if record is None or RunStatus(record.status) is not RunStatus.WAITING_INPUT:
+                            self._waiting.pop(run_id, None)
+                            continue
+                        due = due_at(record)
+                        if run_id in self._waiting and due is not None and due <= self.options.clock.wall():
+                            group.start_soon(self._continue, run_id, self._waiting.pop(run_id))
+        self._watching = None
 
-    async def _continue(self, run_id: str, waiting: _Waiting) -> None:
+    async def _continue(self, run_id: str, policy: Policy | None) -> None:
         """Continue a run that waited. An error is logged: the answer is stored, and `start` continues the run."""
         try:
-            await self._start(run_id, ResumeOptions(policy=waiting.policy))
+            await self._start(run_id, ResumeOptions(policy=policy))
         except RunOwned:
             pass  # another process continues the run
         except PlaitError as error:
@@ -1025,13 +1022,9 @@ async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
     """
     from plait.runner.policies.step_workflow import progress_of  # noqa: PLC0415 - see above
 
-    run = await store.get_run(run_id)
-    if run is None:
-        raise RunNotFound(f"the store has no run {run_id!r}; `plait runs` lists those that it has")
-    tasks = await store.list_tasks(run_id)
-    dag = decode_dag(run, tasks)
-    results = RunState(dag, tasks).all_results()
-    return progress_of(policies.RecordedRun(dag.tasks, results.__getitem__), RunStatus(run.status))
+    run = await stored_run(store, run_id)
+    results = run.state.all_results()
+    return progress_of(policies.RecordedRun(run.state.dag.tasks, results.__getitem__), run.status)
 
 
 @value

@@ -86,20 +86,6 @@ def test_a_file_that_does_not_fit(tmp_path: Path, text: str | None, said: str, w
     assert len(refused.err.splitlines()) < 12
 
 
-def test_what_the_file_has_otherwise_is_not_told_as_unheeded(tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(PLAN.format(url="http://127.0.0.1:9"))
-    assert plait_here(tmp_path, "run", "plan.yaml").code == 1
-    plan.write_text(PLAN.format(url="http://127.0.0.1:8"))
-    unheeded = plait_here(tmp_path, "resume", "last", "--retry-failed")
-    assert (
-        "(backends.far.base_url); a resume runs the stored plan; --backends FILE takes backends from a file"
-        in unheeded.err
-    )
-    heeded = plait_here(tmp_path, "resume", "last", "--retry-failed", "--backends", "plan.yaml")
-    assert "a resume runs the stored plan" not in heeded.err
-
-
 async def made_by_a_program(folder: Path) -> None:
     """A failed run in the store of the command there: one task names its backend, the one behind it none."""
 
@@ -157,8 +143,8 @@ async def test_a_file_that_is_not_enough_for_a_run_of_a_program(
             "coder: {kind: codex, cwd: there, model: m}",
             "the values of cwd, model are not those of the plan file {plan}; ",
         ),
-        ("other: {kind: codex}", "{plan} has no such backend; put it back, or name a file with --backends FILE"),
-        (None, "the run has no plan file; name a file with --backends FILE"),
+        ("other: {kind: codex}", "{plan} has no such backend; put it there, or name a file with --backends FILE"),
+        (None, "the run has no plan file; put it there, or name a file with --backends FILE"),
     ],
 )
 def test_an_agent_that_is_not_as_in_the_plan_file_is_refused_with_what_differs(

@@ -130,10 +130,10 @@ async def test_a_killed_run_of_a_goal_is_resumed_from_the_store(tmp_path: Path, 
         for old, new in edits.items():
             (tmp_path / "goal.yaml").write_text(GOAL.replace(old, new))
             noted = await plait(tmp_path, server, "resume", "last", "--dry-run")
-            assert "has changed since this run was stored (orchestrate); a resume runs the stored plan" in noted.err
+            assert "has changed since this run was stored; a resume runs the stored plan" in noted.err
         (tmp_path / "goal.yaml").write_text(STEPS)
         noted = await plait(tmp_path, server, "resume", "last", "--dry-run")
-        assert "(defaults.backend, workflow); a resume runs the stored plan" in noted.err
+        assert "was stored; a resume runs the stored plan" in noted.err
         done = await plait(tmp_path, server, "resume", "last")
     assert (done.code, done.out) == (0, f"{ANSWER}\n"), done.err
     assert sorted(cast.calls) == sorted(CALLS[CALLS.index(call) :])  # others go ahead of the call that was cut
@@ -161,7 +161,7 @@ def test_a_killed_run_of_steps_is_resumed_from_the_store(tmp_path: Path) -> None
     assert (same.code, "the plan file" in same.err) == (0, False), same.err
     write_steps(tmp_path, STEPS.replace("max_tries: 2", "max_tries: 3"))
     noted = plait_here(tmp_path, "resume", "last", "--dry-run")
-    assert "(workflow); a resume runs the stored plan" in noted.err
+    assert "was stored; a resume runs the stored plan" in noted.err
     done = plait_here(tmp_path, "resume", "last", "-q")
     assert (done.code, done.out) == (0, LAST), done.err
     asked = (tmp_path / "asked").read_text().splitlines()

@@ -72,5 +72,5 @@ def test_a_changed_condition_is_reported_by_a_resume_of_the_stored_plan(tmp_path
     (tmp_path / "go").touch()
     plan.write_text(plan.read_text().replace("!= ''", "== 'x'"))
     done = plait(tmp_path, "resume", "last")
-    assert "the plan file has changed since this run was stored (tasks.later.when)" in done.err
+    assert "the plan file has changed since this run was stored; a resume" in done.err
     assert calls(tmp_path)[-1] == "later held: wait"

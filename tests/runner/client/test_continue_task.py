@@ -104,7 +104,7 @@ async def test_answers_to_what_cannot_be_continued(store: Store) -> None:
     ):
         with pytest.raises(TaskNotFound, match=r"has no task 'e'; `plait show .* lists them"):
             await call
-    with pytest.raises(PlaitError, match="task 'd' of run r is pending and has no conversation"):
+    with pytest.raises(PlaitError, match="task 'd' of run r is pending, with no conversation"):
         await runner.runs.continue_task("r", "d", "hello")
     with pytest.raises(RunNotFound):
         await runner.runs.continue_task("nope", "a", "hello")
@@ -127,7 +127,7 @@ async def test_a_prompt_that_nobody_answered_is_no_conversation(store: Store) ->
     await die(store, Dying(lambda prompt: prompt == "two"), dag)
     talker = Talker()
     runner = ParallelRunner(talker, store=store)
-    with pytest.raises(PlaitError, match=r"'y' of run r is running and .* has no reply yet: resume the run first"):
+    with pytest.raises(PlaitError, match=r"'y' of run r is running, .* it has no reply yet"):
         await runner.runs.continue_task("r", "y", "hello")
     assert talker.prompts == []
     assert [m.content for m in await store.list_messages("r", "y")] == []

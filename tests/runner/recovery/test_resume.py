@@ -68,13 +68,12 @@ async def test_an_answer_that_comes_while_the_backends_are_opened_is_used(store:
     options = RunOptions(PersonBackend(), store=store)
     await ParallelRunner(PersonBackend(), store=store).run(asks, "r")
 
-    class Answering:
-        @asynccontextmanager
-        async def for_run(self, run_id: str, *_: object, **__: object) -> AsyncGenerator[RunOptions]:
-            await store.send(run_id, answer_note(AnswerNote("a", 1, "this", "2026-01-01T00:00:00.000Z", "n")))
-            yield options
+    @asynccontextmanager
+    async def answering(*_: object) -> AsyncGenerator[RunOptions]:
+        await store.send("r", answer_note(AnswerNote("a", 1, "this", "2026-01-01T00:00:00.000Z", "n")))
+        yield options
 
-    runs = Runs(options, Answering())
+    runs = Runs(options, answering)
     async with runs.open(await runs.read("r")) as (run, _), run:
         pass
     assert [(task.status, task.text) for task in await store.list_tasks("r")] == [("completed", "this")]
