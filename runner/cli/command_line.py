@@ -112,18 +112,6 @@ _MODULES: Mapping[str, str] = {
     for command in commands.split()
 }
 """The module of each subcommand."""
-FORMER_WORDS = {
-    "completion": "plait --completion SHELL",
-    "crashtest": "make crashtest",
-    "hosts": "plait doctor --hosts FILE",
-    "orchestrate": "plait run --goal TEXT",
-    "questions": "plait answer",
-    "recheck": "plait check --run RUN",
-    "schema": "plait check --schema",
-    "submit": "plait run --queue",
-    "version": "plait --version",
-}
-"""What is typed now in place of each subcommand that there was."""
 
 
 class LazyGroup(click.Group):
@@ -144,8 +132,6 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the subcommand that `args` begin with. The method of click knows no names to suggest."""
-        if args[0] in FORMER_WORDS:
-            raise InvalidRequest(f"`plait {args[0]}` is now `{FORMER_WORDS[args[0]]}`")
         if args[0] not in _MODULES and not ctx.resilient_parsing:
             from plait.errors import nearest  # noqa: PLC0415 - only for this message
 

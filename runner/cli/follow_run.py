@@ -33,7 +33,7 @@ from plait.runner.cli.terminal_output import as_line
 from plait.runner.domain.run_result import RunResult
 from plait.runner.domain.wait_reasons import Limits
 from plait.runner.engine.live_run import Run, state_of
-from plait.runner.engine.run_options import StorePlace, open_store
+from plait.runner.engine.run_options import StorePlace
 from plait.runner.scheduling.slots import Concurrency
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import stored_run
@@ -90,23 +90,11 @@ async def follow_run(run: Run, begin: RunState, options: OutputOptions, store: S
         else:
             print_result(progress.dag, result, options.result_of)
     finally:  # also if the result cannot be written: the summary says how to find it
-        place = options.store if await _is_stored(result, options.store) else None
         if not options.quiet:
-            print_summary(result, progress, place, await _list_waiting(result, store))
+            print_summary(result, progress, options.store, await _list_waiting(result, store))
         elif result.status is not RunStatus.COMPLETED:
-            print_failure(result, place)
+            print_failure(result, options.store)
     return exit_code(result)
-
-
-async def _is_stored(result: RunResult, place: StorePlace | None) -> bool:
-    """Return whether other commands find the run: a store that failed may be another one by now."""
-    if place is None or not result.degraded:
-        return place is not None
-    try:
-        async with open_store(place, "read") as store:
-            return await store.get_run(result.run_id) is not None
-    except PlaitError:
-        return False
 
 
 async def _list_waiting(result: RunResult, store: Store | None) -> list[QuestionView]:

@@ -65,7 +65,6 @@ from plait.runner.views.event_sentences import (
     counted,
     event_sentence,
     failure,
-    named_tasks,
     seconds,
     sentence,
     short,
@@ -73,8 +72,8 @@ from plait.runner.views.event_sentences import (
     throttling,
     tokens,
 )
-from plait.runner.views.read_views import find_adders, find_task, run_detail, task_detail, task_views, waiting_tasks
-from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs, cut_offs
+from plait.runner.views.read_views import find_task, run_detail, task_detail, task_views, waiting_tasks
+from plait.runner.views.run_differences import Piece, TaskDifference, compare_runs
 from plait.runner.views.run_log import RunLog, RunLogEntry
 from plait.runner.views.view_models import (
     AttemptView,
@@ -118,21 +117,18 @@ async def _show_run(
         else:
             tasks = await listed_tasks(store, run)
         views = await task_views(store, run, tasks, time.time())
-        added = await find_adders(store, run, tasks)
         detail = await run_detail(store, run, tasks, time.time())
         is_reuse = not as_json and ReuseFrom.of_settings(read_settings(run)) is not None
         attempts = await store.list_attempts(run.run_id) if is_reuse else ()
         reused = {one.task_id for one in attempts if one.backend.startswith((REUSED, KEPT))}
-        cut_off = await cut_offs(store, run, tasks, reused, {one.task_id for one in attempts} - reused)
     shown_tasks = {task.task_id: task for task in views.values() if _fits(task, statuses, pattern)}
     if as_json:
-        del tasks, views  # a large run would be held twice
         print_json({**view_json(detail), "tasks": list(shown_tasks.values()), "settings": read_settings(run)})
         return
-    _print_run(detail, read_settings(run), tasks, reused, cut_off)
+    _print_run(detail, read_settings(run), tasks, reused)
     is_whole = not statuses and pattern is None
     if shown_tasks or is_whole:
-        _print_tasks(shown_tasks, added, folded=is_whole)
+        _print_tasks(shown_tasks, folded=is_whole)
     else:
         print_line("no task matches")
     if rows_file_of(run) is not None:
@@ -158,30 +154,30 @@ def _fits(task: TaskRecord | TaskView, statuses: Collection[TaskStatus], pattern
     return has_status and (pattern is None or fnmatchcase(task.task_id, pattern))
 
 
-def _print_tasks(tasks: Mapping[str, TaskView], added: Mapping[str, str], *, folded: bool) -> None:
+def _print_tasks(tasks: Mapping[str, TaskView], *, folded: bool) -> None:
     """Print a line for each task; if `folded`, large groups of parts are a line each, before their urgent parts."""
     each = ((task.task_id, task.spec.get("item"), task) for task in tasks.values())
     groups: Mapping[str, Sequence[TaskView]] = {}
     if folded:
         groups = groups_of(each, _FEWEST_FOLDED)
-    added_by = ("ADDED BY",) if added else ()
+    added_by = ("ADDED BY",) if any(task.added_by is not None for task in tasks.values()) else ()
     rows: list[tuple[str, ...]] = [("TASK", "STATUS", "TRIES", "TIME", "TOKENS", "COST", *added_by, "")]
     statuses: list[str | None] = [None]
     shown: set[str] = set()
 
-    def add(cells: tuple[str, ...], by: str, status: TaskStatus) -> None:
+    def add(cells: tuple[str, ...], by: str | None, status: TaskStatus) -> None:
         *first, note = cells
-        rows.append((*first, *(as_line(by) for _ in added_by), note))
+        rows.append((*first, *(as_line(by or "") for _ in added_by), note))
         statuses.append(status)
 
     for task in tasks.values():
         name = group_of(task.task_id, task.spec.get("item"))
         if name is None or name not in groups:
-            add(_task_row(task), added.get(task.task_id, ""), task.status)
+            add(_task_row(task), task.added_by, task.status)
         elif name not in shown:
             shown.add(name)
             shown_as, counts = group_status(part.status for part in groups[name])
-            add(_group_row(name, groups[name], counts), added.get(task.task_id, ""), shown_as)
+            add(_group_row(name, groups[name], counts), task.added_by, shown_as)
             urgent = [part for part in groups[name] if part.status in URGENT]
             for part in urgent[:_MOST_NAMED]:
                 add(_task_row(part), "", part.status)
@@ -211,9 +207,8 @@ def _print_run(
     settings: Mapping[str, Any],
     tasks: Sequence[TaskRecord],
     reused: Collection[str],
-    cut_off: Sequence[str],
 ) -> None:
-    """Print the run; the tasks in `reused` have an answer of an earlier run, and `cut_off` are those of `cut_offs`."""
+    """Print the run; the tasks in `reused` have an answer of an earlier run."""
     status, owner, plan = run.status, run.owner, settings.get("plan")
     print_field("run", run.run_id)
     print_field("name", run.name)
@@ -227,7 +222,6 @@ def _print_run(
     reuse = ReuseFrom.of_settings(settings)
     print_field("parent", None if reuse is None else reuse.description)
     print_field("reused", f"{counted(len(reused), 'result')} of the parent, at no cost" if reused else None)
-    print_field("cut off", f"same answer: cut off at {named_tasks(cut_off)}" if cut_off else None)
     key = settings.get("key")
     print_field("key", key if isinstance(key, str) else None)
     print_field("created", run.created_at)
@@ -674,8 +668,8 @@ def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_
     elif inputs:
         raise click.UsageError("--set is for plans; a run has its inputs")
     else:
-        run, tasks, added = anyio.run(_load_run, store_path, what)
-        looks = {task.task_id: _node_style(task, added.get(task.task_id)) for task in tasks}
+        run, tasks = anyio.run(_load_run, store_path, what)
+        looks = {task.task_id: _node_style(task) for task in tasks}
         dag, title = decode_dag(run, tasks), run.name or "plait"
         caption = f"run {run.run_id}, {shown_status(run).value}"
     folded = fold(dag, looks)
@@ -690,16 +684,15 @@ def graph_command(what: str, output: Path | None, inputs: dict[str, str], store_
     return COMPLETED
 
 
-async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...], dict[str, str]]:
-    """Return the run, its tasks, and the origin of each added task."""
+async def _load_run(path: StorePlace, word: str) -> tuple[RunRecord, tuple[TaskRecord, ...]]:
+    """Return the run with its tasks."""
     async with open_store(path, "read") as store:
         run = await find_run(store, word)
-        tasks = await listed_tasks(store, run)
-        return run, tasks, await find_adders(store, run, tasks)
+        return run, await listed_tasks(store, run)
 
 
-def _node_style(task: TaskRecord, by: str | None) -> Look:
-    status = TaskStatus(task.status)
+def _node_style(task: TaskRecord) -> Look:
+    status, by = TaskStatus(task.status), task.added_by
     used = tokens(task.usage, " tokens")
     added = f"added by {by}" if by else ""
     note = " · ".join(filter(None, (status.value.replace("_", " "), seconds(task.duration_s), used, added)))

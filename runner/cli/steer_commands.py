@@ -247,14 +247,10 @@ async def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts:
 
 
 def _cancel_note(record: RunRecord, status: RunStatus, had_ended: bool) -> str:
-    if had_ended and status is RunStatus.CANCELLED:
-        return "is cancelled already"
-    if had_ended:
-        return f"is {status.value} already; nothing was changed"
     if status is RunStatus.CANCELLED:
-        return "is cancelled"
+        return f"is cancelled{' already' if had_ended else ''}"
     if status in RUN_DONE:
-        return f"ended first: its status is {status.value}"
+        return f"is {status.value} already; nothing was changed"
     owner = record.owner.process if record.owner else "its process"
     if shown_status(record) is RunStatus.CANCELLING:
         return f"is being cancelled: {owner} starts no further task, and is still ending running tasks"

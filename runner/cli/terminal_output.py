@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice, pairwise
@@ -205,26 +205,17 @@ def write(stream: IO[str], text: str) -> bool:
 
 def print_json(value: Any) -> None:
     """Print a value of JSON and views on standard output, in ASCII, so that no character acts on a terminal. Printed in
-    pieces, because a result may have hundreds of megabytes; a view becomes JSON when its turn comes.
+    pieces: a view becomes JSON when its turn comes, and a large run is not held twice.
     """
-
     from plait.runner.views.view_models import view_json  # noqa: PLC0415 - slow to import, and help prints no view
 
-    def pieces() -> Iterator[str]:
-        for part in json.JSONEncoder(indent=2, default=view_json).iterencode(value):
-            if len(part) <= _PIECE:
-                yield part
-            else:
-                yield from (part[start : start + _PIECE] for start in range(0, len(part), _PIECE))
-        yield "\n"
-
-    written = pieces()
-    while batch := list(islice(written, _PIECES)):
+    pieces = json.JSONEncoder(indent=2, default=view_json).iterencode(value)
+    while batch := list(islice(pieces, _PIECES)):
         write(output(), "".join(batch).replace("\x7f", "\\u007f"))
+    print_line("")
 
 
-_PIECE = 1 << 14  # characters
-_PIECES = 64
+_PIECES = 4096
 """Pieces of JSON that are written at once."""
 _LEAST_ROOM = 16  # columns
 _GAP = "  "
@@ -259,19 +250,9 @@ def _wrapped(line: str, indent: int) -> list[str]:
 
 
 def print_section(head: str, text: str, *, is_code: bool = False) -> None:
-    """Print text under a heading, piece by piece: a result may have hundreds of megabytes. On a terminal, lines of
-    prose are broken between words; lines of code are not.
-    """
-    fitted = visible if is_code else _fitted
+    """Print text under a heading. On a terminal, lines of prose are broken between words; lines of code are not."""
     print_line("\n" + "\n".join(_wrapped(f"-- {head} --", 3)))
-    end = len(text.removesuffix("\n"))
-    start = 0
-    while end - start > _PIECE:
-        cut = start + _PIECE
-        cut += text[cut - 1] == "\r"  # keep \r\n together
-        write(output(), fitted(text[start:cut]))
-        start = cut
-    print_line(fitted(text[start:]).removesuffix("\n"))
+    print_line((visible if is_code else _fitted)(text).removesuffix("\n"))
 
 
 def _fitted(text: str) -> str:

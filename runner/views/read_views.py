@@ -17,13 +17,11 @@ from plait.events import (
     BackendThrottled,
     FolderAwaited,
     HostAway,
-    RunCreated,
     RunResumed,
     TaskPlaced,
-    TasksAdded,
 )
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import AttemptRecord, MessageRecord, RunRecord, TaskRecord
+from plait.persistence.store_records import AttemptRecord, RunRecord, TaskRecord
 from plait.runner.domain.asked_question import Way, answers_of, asking_of
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.domain.wait_reasons import WaitReason, Waits, clock_time, stored_limits
@@ -51,7 +49,6 @@ from plait.runner.state.stored_run import (
     StoredRun,
     decode_dag,
     decode_task,
-    events_after,
     listed_tasks,
     moved_attempts,
     needs_no_work,
@@ -354,7 +351,7 @@ async def find_task(store: Store, run: RunRecord, task_id: str) -> TaskRecord:
 
 async def task_detail(store: Store, run: RunRecord, task_id: str, now: float) -> TaskDetail:
     """Return the task of `run` at Unix time `now`. Raises TaskNotFound, StoreError."""
-    task, messages = await _with_messages(store, run, task_id)
+    task, messages = await find_task(store, run, task_id), await store.list_messages(run.run_id, task_id)
     # The reason for which a task waits depends on the other tasks.
     records = [task] if TaskStatus(task.status) in TASK_DONE else await tasks_beside(store, run, task)
     shown = (await task_views(store, run, records, now, only=task.task_id))[task.task_id]
@@ -363,22 +360,6 @@ async def task_detail(store: Store, run: RunRecord, task_id: str, now: float) ->
     moved = await moved_attempts(store, run, task.task_id)
     views = [_attempt_view(one, placed.get((one.task_id, one.attempt)), moved.get(one.attempt)) for one in attempts]
     return view_of(TaskDetail, shown, run_id=run.run_id, messages=tuple(messages), history=tuple(views))
-
-
-async def _with_messages(store: Store, run: RunRecord, task_id: str) -> tuple[TaskRecord, Sequence[MessageRecord]]:
-    """Return the task and its messages. A result that is also a message is the same object, and is never held twice:
-    it may have hundreds of megabytes.
-    """
-    task = await find_task(store, run, task_id)
-    result = None if task.text is None else (len(task.text), hash(task.text))
-    task = replace(task, text=None)
-    messages = await store.list_messages(run.run_id, task_id)
-    if result is None:
-        return task, messages
-    for one in messages:
-        if (len(one.content), hash(one.content)) == result:
-            return replace(task, text=one.content), messages
-    return await find_task(store, run, task_id), messages
 
 
 def _attempt_view(attempt: AttemptRecord, placed: TaskPlaced | None, moved_from: str | None) -> AttemptView:
@@ -425,28 +406,6 @@ async def history(store: Store, run_id: str, after: int, clock: Clock, poll: flo
                 yield event
         if not ended:
             await clock.sleep(poll)
-
-
-POLICY = "the policy"
-
-
-async def find_adders(store: Store, run: RunRecord, tasks: Sequence[TaskRecord]) -> dict[str, str]:
-    """Return the origin of each added task by id: the id of the task that added it, or `POLICY`."""
-    by_policy = await _added_by_policy(store, run) if run.policy_state is not None else set[int]()
-    adders = {task.task_id: POLICY if task.position in by_policy else task.added_by for task in tasks}
-    return {task_id: by for task_id, by in adders.items() if by is not None}
-
-
-async def _added_by_policy(store: Store, run: RunRecord) -> set[int]:
-    """Return the positions of tasks that the policy added. Only the events of the run record this."""
-    positions: set[int] = set()
-    end = 0
-    async for event in events_after(store, run.run_id):
-        if event.kind in {RunCreated.kind, TasksAdded.kind}:
-            start, end = end, end + json.loads(event.detail)["tasks"]
-            if event.kind == TasksAdded.kind and event.task_id is None:
-                positions.update(range(start, end))
-    return positions
 
 
 async def find_runs(

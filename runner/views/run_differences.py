@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 from typing import Any, Literal, TypedDict
 
-from plait.errors import PromptError, RunNotFound
+from plait.errors import PromptError
 from plait.persistence.store_protocol import Store
-from plait.persistence.store_records import RunRecord, TaskRecord
 from plait.runner.reuse.answer_keys import AnswerKeys, describe_change, task_identity
-from plait.runner.reuse.earlier_answers import ReuseFrom, stored_answer_keys
-from plait.runner.state.run_state import RunState
-from plait.runner.state.stored_run import StoredRun, decode_dag, read_settings, stored_run
+from plait.runner.reuse.earlier_answers import stored_answer_keys
+from plait.runner.state.stored_run import StoredRun, stored_run
 from plait.runner.views.read_views import run_view, task_view
 from plait.runner.views.view_models import RunView, TaskView, view
 
@@ -64,31 +62,6 @@ async def compare_runs(store: Store | None, before: str, after: str) -> RunCompa
         same=len(tasks) - len(differ),
         tasks=differ,
     )
-
-
-async def cut_offs(
-    store: Store, run: RunRecord, tasks: tuple[TaskRecord, ...], taken: Collection[str], called: Collection[str]
-) -> list[str]:
-    """Return the tasks of a run that were `called` although an earlier run had their answer, gave the same answer, and
-    so cut off the calls behind: a task behind is one of `taken`, which took their answers over. Raises StoreError.
-    """
-    reuse = ReuseFrom.of_settings(read_settings(run))
-    if reuse is None or not taken:
-        return []
-    state = RunState(decode_dag(run, tasks), tasks)
-    try:
-        parent = await stored_run(store, reuse.like)
-    except RunNotFound:
-        return []
-    texts = {task_identity(parent.state, place): task.text for place, task in enumerate(parent.tasks)}
-    return [
-        task.task_id
-        for place, task in enumerate(tasks)
-        if task.task_id in called
-        and task.text is not None
-        and texts.get(task_identity(state, place)) == task.text
-        and any(state.dag.tasks[one].id in taken for one in state.dag.needed_by(place))
-    ]
 
 
 def _pairs(one: StoredRun, other: StoredRun) -> Iterator[tuple[int | None, int | None, str | None]]:

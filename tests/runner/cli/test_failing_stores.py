@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -144,17 +143,6 @@ def test_a_file_that_is_emptied_during_the_last_task_ends_the_run_with_3(tmp_pat
     done = plait_here(tmp_path, "run", "plan.yaml", "-q")
     assert (done.code, done.out) == (3, "done\n")
     assert "changes not stored: " in done.err and "was removed or replaced, or emptied, while in use" in done.err
-
-
-def test_no_command_is_offered_for_a_run_that_is_gone_from_the_store(tmp_path: Path) -> None:
-    make(tmp_path)
-    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 0
-    shutil.copytree(tmp_path / ".plait", tmp_path / "older")
-    make(tmp_path, "Path('older').exists() and (Path('.plait').rename('newer'), Path('older').rename('.plait'))")
-    done = plait(tmp_path, "run", "plan.yaml")
-    assert done.code == 3
-    assert "not stored" in done.err
-    assert "plait show" not in done.err and "plait resume" not in done.err
 
 
 def test_a_result_that_the_store_refuses_stops_the_run_and_is_a_failed_task(tmp_path: Path) -> None:

@@ -246,20 +246,3 @@ def reads(folder: Path, *words: str) -> int:
         [sys.executable, "-c", code], cwd=folder, env=environment(), stdout=subprocess.PIPE, check=True
     )
     return int(done.stdout.splitlines()[-1])
-
-
-def test_show_and_diff_name_the_task_at_which_calls_were_cut_off(folder: Path) -> None:
-    (folder / "lower.py").write_text(FUNCTIONS.replace('f"<{prompt}>"', 'f"<{prompt.lower()}>"'))
-    plan = (folder / "plan.yaml").read_text().replace("functions.py", "lower.py")
-    (folder / "plan.yaml").write_text(plan)
-    assert plait_here(folder, "run", "plan.yaml", "-q").code == 0
-    assert "cut off" not in plait_here(folder, "show", "last").out
-    first = plait_here(folder, "runs", "--json").value[0]["run_id"]
-    (folder / "calls").unlink()
-    (folder / "plan.yaml").write_text(plan.replace('prompt: "a"', 'prompt: "A"'))
-    assert plait_here(folder, "run", "plan.yaml", "--like", "last", "-q").code == 0
-    assert calls(folder) == ["A"]
-    assert "cut off   same answer: cut off at a\n" in plait_here(folder, "show", "last").out
-    # Each run is read once, for a person; what --json prints needs the tasks of this run alone.
-    assert (reads(folder, "show", "last"), reads(folder, "show", "last", "--json")) == (2, 1)
-    assert "a: prompt changed: line 1; same answer: cut off here" in plait_here(folder, "diff", first, "last").out

@@ -16,7 +16,7 @@ import pytest
 from plait import ParallelRunner, Task
 from plait.backends.backend_specs import KINDS
 from plait.persistence.store_records import TaskRecord
-from plait.runner.cli.command_line import BESIDE, COMMANDS, FORMER_WORDS, cli
+from plait.runner.cli.command_line import BESIDE, COMMANDS, cli
 from plait.runner.cli.show_commands import _node_style
 from plait.usage import Usage
 from tests.support.plans.logged import calls, make
@@ -81,12 +81,6 @@ def test_every_line_of_the_help_stands_for_the_command_of_that_name() -> None:
     for name, home in BESIDE.items():
         command = cli.get_command(context, name)
         assert (command and command.name, f"`{name}`" in COMMANDS[home]) == (name, True)
-
-
-@pytest.mark.parametrize(("word", "now"), FORMER_WORDS.items())
-def test_a_former_word_names_the_new_one(tmp_path: Path, word: str, now: str) -> None:
-    done = plait_here(tmp_path, word, "plan.yaml", "--json")
-    assert (done.code, done.err) == (2, f"plait: `plait {word}` is now `{now}`\n")
 
 
 def test_help_names_every_backend(tmp_path: Path) -> None:
@@ -229,8 +223,8 @@ def test_graph_of_a_plan_and_of_a_run(folder: Path) -> None:
 
 def test_the_label_of_a_task_names_its_tokens() -> None:
     task = TaskRecord("a", 0, "p", (), None, "{}", "completed", 1, usage=Usage(53, 22), duration_s=0.6)
-    assert _node_style(task, None).note == "completed · 0.6s · 53+22 tokens"
-    assert _node_style(replace(task, usage=Usage()), None).note == "completed · 0.6s"
+    assert _node_style(task).note == "completed · 0.6s · 53+22 tokens"
+    assert _node_style(replace(task, usage=Usage())).note == "completed · 0.6s"
 
 
 def test_runs_are_found_by_their_status_behind_any_number_of_others(tmp_path: Path) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyio
 import pytest
 
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.dialogue import Question
-from plait.persistence import SQLiteStore
 from plait.runner.cli.run_report import Progress
 from plait.runner.domain.asked_question import Asking, Way
 from plait.runner.engine.live_run import state_of
 from plait.runner.state.run_state import RunState
 from plait.runner.views.event_sentences import event_line
-from plait.workflows import Decision
 from tests.support.fakes import Talker
-from tests.support.growth import Scripted, by_end, listed, plan, spec, talker, tasks
+from tests.support.growth import listed, plan, spec, talker
 from tests.support.processes.command import plait_here
 
 PLAN = """
@@ -105,21 +102,6 @@ def test_the_graph_of_a_run_shows_what_was_added_by_whom(folder: Path) -> None:
     assert page.count('stroke-dasharray="2 2"') == 4
     assert "a: completed, 1 attempt, added by plan</title>" in page
     assert "class" not in plait_here(folder, "graph", "plan.yaml").out
-
-
-async def led(path: Path) -> None:
-    async with SQLiteStore(path) as store:
-        policy = Scripted(by_end({"a": Decision(add=tasks("more"))}))
-        backend = talker({"a": plan(spec("b"))})
-        await ParallelRunner(backend, store=store).run(DAG([Task("a", "a", adds_tasks=True)]), policy=policy)
-
-
-def test_what_a_policy_added_says_so(tmp_path: Path) -> None:
-    anyio.run(led, tmp_path / "runs.db")
-    words = ("graph", "last", "--store", str(tmp_path / "runs.db"), "--json")
-    value = plait_here(tmp_path, *words).value
-    assert [task["added_by"] for task in value["tasks"]] == [None, "a", "the policy"]
-    assert "the policy\n" in plait_here(tmp_path, "show", "last", "--store", str(tmp_path / "runs.db")).out
 
 
 async def shown(dag: DAG, backend: Talker) -> tuple[Progress, list[str], list[int]]:
