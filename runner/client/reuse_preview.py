@@ -124,7 +124,7 @@ async def preview_reuse(
     """
     dag = prepared(dag, config)
     names = backend_names(dag, config)
-    run = await stored_run(config.store, reuse.like, record)
+    run = await stored_run(config.store, reuse.like, record, plan=dag)
     now = config.clock.wall()
     answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now, run)
     live = LiveRun(run_id="preview", options=config, policy=policy, answers=answers)

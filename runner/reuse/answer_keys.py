@@ -1,7 +1,8 @@
 """What makes two answers the same, and what changed where they differ.
 
-An answer has a key, the digest of everything that determines it but the task's place in a plan: `AnswerKeys.key`. It
-holds the prompt as rendered, so a task behind an upstream task that ran again and gave the same text keeps the answer.
+Two tasks of two runs of a plan are compared part by part: `have_same_answer`. An answer for any plan has a key, the
+digest of the same parts without the task's place in a plan: `AnswerKeys.key`. Both hold the prompt as rendered, so a
+task behind an upstream task that ran again and gave the same text keeps the answer.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 from plait.json_form import JsonInput, JsonValue, to_json
 from plait.runner.domain.dag import group_of
-from plait.runner.domain.prompt_values import TaskTexts, named
+from plait.runner.domain.prompt_values import TaskTexts, named, names_of
 from plait.runner.domain.task_checks import is_row_of_texts
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
-from plait.task import MODEL_SETTINGS, Task, TaskFile
+from plait.task import MODEL_SETTINGS, OWN_OPTIONS, Task, TaskFile
 
 _FIELDS = {
     "when": "condition",
@@ -45,6 +46,10 @@ class AnswerKeys:
         self.backend_keys = backend_keys
         self.changes: dict[int, str | None] = {}
         """What `describe_change` returned so far, by position."""
+        self.same: dict[tuple[int, int], bool] = {}
+        """What `have_same_answer` returned so far for conversations, by the positions in both runs."""
+        self.same_keys: dict[str, bool] = {}
+        """Whether the backends of a name have the same answer key in both runs, as far as that was asked."""
         self._by_position: dict[int, str | None] = {}
         self._identities: dict[Hashable, list[int]] = {}
         self._excluded = state.answers if excluded is None else excluded
@@ -57,8 +62,8 @@ class AnswerKeys:
         return self._identities.get(identity, ())
 
     def key(self, position: int) -> str | None:
-        """Return the key of the task's answer, once all dependencies are done; None if the answer is never shared. Each
-        key is worked out once.
+        """Return the key of the task's answer for any plan, once all dependencies are done; None if the answer is never
+        shared. Each key is worked out once.
         """
         links = [] if position in self._by_position else [position]
         while links and (before := self.continued(links[-1])) is not None and before not in self._by_position:
@@ -80,7 +85,11 @@ class AnswerKeys:
             return False
         if position in dag.behind_rows or (dag.joins_any and self._was_a_matter_of_time(position)):
             return False
-        return (dag.backend_of(task) or "") in self.backend_keys
+        return self.backend_of(position) in self.backend_keys
+
+    def backend_of(self, position: int) -> str:
+        """Return the backend that has answered the task, or will: "" for the default one. It may be a spare."""
+        return self.state.moved.get(position) or self.state.dag.backend_of(self.state.dag.tasks[position]) or ""
 
     def _was_a_matter_of_time(self, position: int) -> bool:
         """Return whether the prompt depends on when other tasks completed: with `join: any`, if several dependencies
@@ -106,18 +115,146 @@ class AnswerKeys:
             values = texts.argument_values()
         except Exception:  # reported by the attempt
             return None
-        backend = self.backend_keys[self.state.dag.backend_of(task) or ""]
+        backend = self.backend_keys[self.backend_of(position)]
         further: list[object] = [one for one in (check, values) if one]
-        determines = [prompt, settings_of(task), backend, prefix, *further]
-        if task.check is not None and task.check.backend is not None:
-            determines.append(self.backend_keys.get(task.check.backend))
+        determines = [1, [], prompt, settings_of(task), backend, prefix, *further]
+        if (judge := _judge_of(task)) is not None:
+            determines.append(self.backend_keys.get(judge))
         return hashlib.sha256(to_json(determines).encode()).hexdigest()
+
+
+def have_same_answer(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    """Return whether a task of an earlier run and the same task of another run, all of whose dependencies are done, may
+    share an answer: everything that determines it is the same.
+    """
+    pairs = [(earlier, later)] if after.state.dag.tasks[later].continues is not None else []
+    while pairs and (pair := _both_continue(before, after, *pairs[-1])) is not None and pair not in after.same:
+        pairs.append(pair)  # a conversation may be long, so no recursion
+    for old, new in pairs[:0:-1]:
+        is_same = have_same_identity(before.state, old, after.state, new) and _is_same(before, old, after, new)
+        after.same[old, new] = is_same
+    return _is_same(before, earlier, after, later)
+
+
+def _both_continue(before: AnswerKeys, after: AnswerKeys, earlier: int, later: int) -> tuple[int, int] | None:
+    """Return the completed tasks whose conversations both tasks continue; None if one of them continues none."""
+    if (old := before.continued(earlier)) is None or (new := after.continued(later)) is None:
+        return None
+    return old, new
+
+
+def _is_same(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    if not (before.is_shareable(earlier) and after.is_shareable(later)):
+        return False
+    old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
+    if old is not new and not (_same_condition(old, new) and _is_equal(settings_of(old), settings_of(new))):
+        return False
+    return (
+        _same_backends(before, earlier, after, later)
+        and _same_conversation(before, earlier, after, later)
+        and _same_prompt(before.state, old, after.state, new)
+    )
+
+
+def have_same_identity(before: RunState, earlier: int, after: RunState, later: int) -> bool:
+    """Return whether two tasks are the same task of a plan, see `task_identity`."""
+    old, new = before.dag.tasks[earlier], after.dag.tasks[later]
+    if old.id == new.id:
+        if "." not in new.id:  # neither a part nor a task of a called plan
+            return True
+        are_of_plans = before.added_by(earlier) is None is after.added_by(later)
+        if are_of_plans and _is_equal(old.item, new.item):
+            return True
+    return task_identity(before, earlier) == task_identity(after, later)
+
+
+def _same_condition(old: Task, new: Task) -> bool:
+    return old.when == new.when
+
+
+def _same_backends(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    """Return whether the backends of the tasks are the same, with the judges, and a spare that has answered."""
+    old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
+    own, judge = before.state.dag.backend_of(old) or "", _judge_of(old)
+    if own != (after.state.dag.backend_of(new) or "") or judge != _judge_of(new):
+        return False
+    moved = before.state.moved.get(earlier)
+    return (
+        _same_key(before, after, own)
+        and (judge is None or _same_key(before, after, judge))
+        and (moved is None or _same_key(before, after, moved))
+    )
+
+
+def _same_key(before: AnswerKeys, after: AnswerKeys, name: str) -> bool:
+    if (is_same := after.same_keys.get(name)) is None:
+        is_same = after.same_keys[name] = _is_equal(before.backend_keys.get(name), after.backend_keys.get(name))
+    return is_same
+
+
+def _judge_of(task: Task) -> str | None:
+    return None if task.check is None else task.check.backend
+
+
+def _same_conversation(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    old, new = before.continued(earlier), after.continued(later)
+    if old is None or new is None:
+        return old is new
+    return after.same[old, new] and before.state.results[old].text == after.state.results[new].text
+
+
+def _same_prompt(before: RunState, old: Task, after: RunState, new: Task) -> bool:
+    """Return whether prompt, arguments and check are the same as rendered. They are not rendered if they are the same
+    as written, with nothing in them but the item and inputs of equal values.
+    """
+    try:
+        is_written_alike = old is new or (
+            old.prompt == new.prompt and _is_equal(old.item, new.item) and _has_prompt_alone(old)
+        )
+        if is_written_alike and _has_prompt_alone(new):
+            was, now, names = before.dag.inputs, after.dag.inputs, names_of(new).names - _ITEM
+            if not names or all(name in was and name in now and _is_equal(was[name], now[name]) for name in names):
+                return True
+        texts, new_texts = before.texts(old), after.texts(new)
+        if clean_text(texts.prompt()) != clean_text(new_texts.prompt()):
+            return False
+        if not _is_equal(texts.argument_values(), new_texts.argument_values()):
+            return False
+        return _is_equal(texts.check_key(), new_texts.check_key())
+    except Exception:  # reported by the attempt
+        return False
+
+
+_ITEM = frozenset({"item"})
+
+
+def _has_prompt_alone(task: Task) -> bool:
+    return not (task.run or task.check or task.aliases or task.cwd or task.env or task.continues)
+
+
+def _is_equal(one: object, other: object) -> bool:
+    """Return whether two values have the same JSON. To Python alone, 1 is the same as true and as 1.0."""
+    if one is other or type(one) is str:
+        return one == other
+    if type(one) is not type(other) or one != other:
+        return to_json(one) == to_json(other)
+    if type(one) is dict:
+        old, new = cast("dict[str, object]", one), cast("dict[str, object]", other)
+        return [*old] == [*new] and all(map(_is_equal, old.values(), new.values()))
+    if type(one) is list or type(one) is tuple:
+        return all(map(_is_equal, cast("list[object]", one), cast("list[object]", other)))
+    return repr(one) == repr(other)
+
+
+_NO_SETTINGS: list[Any] = []
 
 
 def settings_of(task: Task) -> list[Any]:
     """Return the settings of the task that determine an answer, beside the prompt and the backend."""
-    model = [getattr(task, name) for name in MODEL_SETTINGS]
-    return [task.when, task.output_schema, task.metadata, model, _files(task)]
+    model = [] if task.options is OWN_OPTIONS else [getattr(task, name) for name in MODEL_SETTINGS]
+    if task.output_schema is None and not (task.metadata or model or task.files):
+        return _NO_SETTINGS
+    return [task.output_schema, task.metadata, model, _files(task)]
 
 
 def _files(task: Task) -> list[list[str]]:

@@ -11,7 +11,7 @@ added. Inside the cone a task takes an answer over only if nothing changed.
 
 The answers of all runs are read once, when a run starts, and prompts are rendered only for tasks with the settings of
 one with `cache`. An answer that was itself taken over is no source for the cache, because its age would begin anew; nor
-is an answer of a person, or of a spare that stood in for the backend of its task.
+is an answer given by a person.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from plait.errors import BackendError, InvalidRequest, PlaitError, RunNotFound, 
 from plait.json_form import JsonValue, as_json, from_json, to_json, value
 from plait.persistence.store_protocol import Store
 from plait.runner.domain.dag import DAG, group_of
-from plait.runner.reuse.answer_keys import AnswerKeys, settings_of, task_identity
+from plait.runner.reuse.answer_keys import AnswerKeys, have_same_answer, have_same_identity, settings_of, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_conversations import own_messages, sent_prompt
 from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
@@ -133,6 +133,8 @@ class EarlierAnswers:
         self._run: StoredRun | None = None
         self._read: dict[int, EarlierAnswer] = {}
         """The answers of the earlier run that were read from the store, by position there."""
+        self._of_plan: dict[str, tuple[Task, EarlierAnswer]] = {}
+        """The answers of the earlier run for tasks of the plan that read no others, by id: also for another state."""
         self._cache: dict[str, EarlierAnswer] = {}
         self._after: AnswerKeys | None = None
 
@@ -154,29 +156,35 @@ class EarlierAnswers:
         return answer if is_young else None
 
     def _of_earlier_run(self, before: AnswerKeys, state: RunState, position: int) -> EarlierAnswer | None:
-        run, results, tasks = self._run, before.state.results, before.state.dag.tasks
+        task = state.dag.tasks[position]
+        match = self._of_plan.get(task.id)
+        if match is not None and match[0] is task:
+            return match[1]
+        run, after = self._run, self.keys_of(state)
         assert run is not None
-        run_id, after = run.record.run_id, self.keys_of(state)
+        results, tasks = before.state.results, before.state.dag.tasks
+        run_id = run.record.run_id
         for earlier in self.earlier_tasks(state, position):
-            result, spare = results.get(earlier), before.state.moved.get(earlier)
+            result = results.get(earlier)
             if result is None or result.status is not TaskStatus.COMPLETED or tasks[earlier].at_most_once:
                 continue
-            if spare is not None and before.backend_keys.get(spare) != self.backend_keys.get(spare):
-                continue
-            if (key := after.key(position)) is not None and key == before.key(earlier):
-                return self._read.get(earlier) or EarlierAnswer(
+            if have_same_answer(before, earlier, after, position):
+                answer = self._read.get(earlier) or EarlierAnswer(
                     result.text, result.data, run.tasks[earlier].data, f"{REUSED}{run_id}", run_id, position=earlier
                 )
+                if not (task.depends_on or task.continues or task.files):
+                    self._of_plan[task.id] = task, answer
+                return answer
         return None
 
     def earlier_tasks(self, state: RunState, position: int) -> Iterator[int]:
         """Yield the positions in the earlier run of the tasks that are the same as the task, that with its id first."""
         assert self.before is not None
-        task, before, identity = state.dag.tasks[position], self.before.state, task_identity(state, position)
+        task, before = state.dag.tasks[position], self.before.state
         of_id = before.dag.position(task.id) if task.id in before.dag else None
-        if of_id is not None and task_identity(before, of_id) == identity:
+        if of_id is not None and have_same_identity(before, of_id, state, position):
             yield of_id
-        yield from [each for each in self.before.with_identity(identity) if each != of_id]
+        yield from [each for each in self.before.with_identity(task_identity(state, position)) if each != of_id]
 
     def keys_of(self, state: RunState) -> AnswerKeys:
         """Return what determines the answers of a run of this plan."""
@@ -231,9 +239,8 @@ class EarlierAnswers:
         backend_keys, positions = stored_answer_keys(run), list[int]()
         for position in _shared_positions(run):
             task = run.state.dag.tasks[position]
-            name = run.state.dag.backend_of(task) or ""
-            is_own = name in backend_keys and position not in run.state.moved
-            if is_own and _without_prompt(task, backend_keys[name]) in wanted:
+            name = run.state.moved.get(position) or run.state.dag.backend_of(task) or ""
+            if name in backend_keys and _without_prompt(task, backend_keys[name]) in wanted:
                 positions.append(position)
         no_source = set[str]()  # only answers that took no time may be taken over, or given by a person
         if not all(run.tasks[position].duration_s for position in positions):
@@ -378,7 +385,7 @@ def _shared_positions(run: StoredRun) -> list[int]:
 
 
 def _without_prompt(task: Task, backend_key: JsonValue) -> str:
-    """Return the part of an answer key that is known before the prompt is rendered."""
+    """Return the part of an answer key without place that is known before the prompt is rendered."""
     return to_json([settings_of(task), backend_key])
 
 

@@ -183,9 +183,11 @@ async def stored_record(store: Store | None, run_id: str) -> tuple[Store, RunRec
     return store, record
 
 
-async def stored_run(store: Store | None, run_id: str, record: RunRecord | None = None) -> StoredRun:
-    """Return a run with tasks and state; `record` is its record if it has been read already. Raises StoreRequired if
-    `store` is None, RunNotFound, StoreError.
+async def stored_run(
+    store: Store | None, run_id: str, record: RunRecord | None = None, *, plan: DAG | None = None
+) -> StoredRun:
+    """Return a run with tasks and state; `record` is its record if it has been read already, and `plan` a graph that
+    has most of its tasks. Raises StoreRequired if `store` is None, RunNotFound, StoreError.
 
     A task with a damaged conversation that another task is to continue counts as damaged.
     """
@@ -195,7 +197,7 @@ async def stored_run(store: Store | None, run_id: str, record: RunRecord | None 
     tasks = await (store.list_tasks(run_id) if rows_file is None else _tasks_to_load(store, record, rows_file))
     if not tasks:
         raise RunNotFound(f"run {run_id!r} was deleted from the store just now")
-    dag = decode_dag(record, tasks)
+    dag = decode_dag(record, tasks, plan)
     usage = record.usage
     unloaded = {} if rows_file is None else unlisted(record, tasks)
     state = RunState(dag, tasks, usage=usage, unloaded=unloaded)
@@ -502,20 +504,36 @@ def decode_task(record: TaskRecord | NewTask) -> Task:
     return Task(record.task_id, record.prompt, record.depends_on, record.backend, **read_spec(record.spec))
 
 
-def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...]) -> DAG:
-    """Return the DAG of a stored run. Raises StoreError if the run is damaged, or is stored in another format."""
+def decode_dag(run: RunRecord, tasks: tuple[TaskRecord, ...], plan: DAG | None = None) -> DAG:
+    """Return the DAG of a stored run, with the very tasks of `plan` where their rows are the same. Raises StoreError if
+    the run is damaged, or is stored in another format.
+    """
     try:
         settings = read_settings(run)
         if (format_number := settings.get("format")) != SETTINGS_FORMAT:
             raise _of_another_format(run, format_number)
         growth = GrowthLimits(**settings["growth"]) if "growth" in settings else None
-        mine = [decode_task(record) for record in tasks]
-        inputs, gathered = settings.get("inputs", {}), _parts(mine, tasks)
-        return DAG(mine, name=run.name, inputs=inputs, growth=growth, rows_file=rows_file_of(run), gathered=gathered)
+        mine = [decode_task(record) if (same := _same(record, plan)) is None else same for record in tasks]
+        inputs = settings.get("inputs", {})
+        gathered, rows_file = _parts(mine, tasks), rows_file_of(run)
+        if plan is not None and not gathered and (graph := plan.with_items_of(mine, inputs)) is not None:
+            graph.name, graph.growth = run.name, growth
+            return graph
+        return DAG(mine, name=run.name, inputs=inputs, growth=growth, rows_file=rows_file, gathered=gathered)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"the stored data of run {run.run_id!r} is damaged ({error}); restore a copy of the store"
         ) from error
+
+
+def _same(record: TaskRecord, plan: DAG | None) -> Task | None:
+    """Return the task of `plan` that has the same row."""
+    if plan is None or record.task_id not in plan:
+        return None
+    _, rows = plan.stored
+    row = rows[position := plan.position(record.task_id)]
+    is_same = row.prompt == record.prompt and row.spec == record.spec and row.depends_on == record.depends_on
+    return plan.tasks[position] if is_same and row.backend == record.backend else None
 
 
 def _parts(mine: Sequence[Task], tasks: Sequence[TaskRecord]) -> dict[str, list[str]]:

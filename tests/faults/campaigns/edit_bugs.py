@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -86,25 +86,12 @@ def _cache_before_fresh() -> AbstractContextManager[object]:
     return mock.patch.object(EarlierAnswers, "find", found_anyway)
 
 
-def _nothing(*_: object) -> None:
-    return None
-
-
-def _same_text(_text: str) -> str:
-    return ""
+def _always(*_: object) -> bool:
+    return True
 
 
 def _same_settings(_task: Task) -> list[Any]:
     return []
-
-
-def _settings_but_the_condition() -> AbstractContextManager[object]:
-    settings_of = answer_keys.settings_of
-
-    def others(task: Task) -> list[Any]:
-        return settings_of(replace(task, when=None))
-
-    return mock.patch.object(answer_keys, "settings_of", others)
 
 
 def _start_alone(_state: RunState, roots: Collection[int]) -> set[int]:
@@ -124,11 +111,11 @@ class Bug:
 
 
 BUGS: Mapping[str, Bug] = {
-    "a `when` left out of the key": Bug(_settings_but_the_condition, 16),
+    "a `when` left out of the key": Bug(_in(answer_keys, "_same_condition", _always), 16),
     "a position used as key": Bug(_identity_by_position, 74),
     "a list item left out of the key": Bug(_identity_without_the_element, 422),
-    "the prefix of a conversation left out of the key": Bug(_in(answer_keys.AnswerKeys, "continued", _nothing), 56),
-    "the prompt as rendered left out of the key": Bug(_in(answer_keys, "clean_text", _same_text)),
+    "the prefix of a conversation left out of the key": Bug(_in(answer_keys, "_same_conversation", _always), 56),
+    "the prompt as rendered left out of the key": Bug(_in(answer_keys, "_same_prompt", _always)),
     "the settings of a task left out of the key": Bug(_in(answer_keys, "settings_of", _same_settings)),
     "effects taken over": Bug(_effects_taken_over, 4),
     "answers of persons taken over silently": Bug(_in(earlier_answers, "_asked_persons", _nobody_asked)),

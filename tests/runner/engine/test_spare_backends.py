@@ -502,7 +502,7 @@ async def test_an_answer_of_a_spare_is_taken_over_as_long_as_the_spare_is_the_sa
         assert await run(Keyed("new"), Keyed("small"), "new") == ("new: a", 1)
     else:
         assert await run(Keyed("api"), Keyed("small"), "own") == ("api: a", 1), "it is no answer of its own backend"
-        assert await run(Keyed("small"), Keyed("x"), "spare") == ("small: a", 1), "nor a source for other tasks"
+        assert await run(Keyed("small"), Keyed("x"), "spare") == ("small: a", 0), "but of that of the spare"
 
 
 async def test_a_person_continues_the_conversation_where_it_is(store: Store) -> None:
