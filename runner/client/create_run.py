@@ -39,6 +39,7 @@ from plait.runner.engine.run_options import (
     require_policy_backends,
 )
 from plait.runner.policies import policy_of
+from plait.runner.recovery.resume import go_on
 from plait.runner.reuse.earlier_answers import (
     ANSWER_KEYS,
     ReuseFrom,
@@ -190,7 +191,7 @@ def new_run(
         live.first_events = _run_created(at, run_id, dag, stored), events.RunStarted(at, run_id), claim
         vars(dag).pop("stored", None)  # the events hold it until it is stored
         live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
-        return await execute_run(live)
+        return await go_on(live, await execute_run(live))
 
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park), drive)
 

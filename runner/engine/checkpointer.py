@@ -15,9 +15,11 @@ them. It then answers with Gap, and the writer writes again what it has kept (`K
 gap counts as an outage: changes stay in memory, and what is still missing at the end is reported as lost.
 
 A store may refuse a change for good (Conflict): a value is too large, a constraint of the database's owner fails. The
-writer then writes event by event up to the refused one, and gives up what follows, since it builds on it. An attempt
-whose end is refused fails in its place, with the reason, so that no resume pays for it again. The run is stopped, and
-left as interrupted: a resume goes on from what is stored, as after a crash.
+writer then writes event by event. An attempt whose end is refused fails in its place, with the reason; any other
+refused change is lost. Either way the executor is ahead of what is stored. So nothing that was not told yet begins:
+the writer forgets the starts behind the refusal, with all that follows from them, and calls `on_refused`, so that the
+executor starts nothing more. The run then goes on from what is stored, as after a crash (`LiveRun.goes_on`).
+If a change is lost, the end of the run is not stored either: the run stays resumable.
 
 Each call of a run's store, reads included, has a time limit, and every failure of a call is a StoreError (`bounded` in
 `run_options`).
@@ -48,6 +50,7 @@ from plait.persistence.store_records import Batch
 from plait.program_log import logger
 from plait.runner.domain.run_result import Degradation
 from plait.runner.engine.run_options import Cancels, server_of
+from plait.statuses import TaskStatus
 
 Publish: TypeAlias = Callable[[Event], None]
 """Shows an event, which is stored, to whoever follows the run."""
@@ -143,7 +146,7 @@ class Checkpointer:
     """Writes one run's changes. With `strict`, a store failure ends the run with StoreError.
 
     The writer calls `on_fatal` when the store forces the run to stop: another owner has taken the run over, the
-    store refuses a change for good or is not open, or a write fails with `strict`.
+    store refuses the first write of the run or is not open, or a write fails with `strict`.
     """
 
     def __init__(self, store: Store, run_id: str, publish: Publish, clock: Clock, strict: bool) -> None:
@@ -161,6 +164,8 @@ class Checkpointer:
         """Events with the writer that are not known to be stored, oldest first. The first has the number `next_seq`."""
         self._told = 0
         """How many of the unstored events, the oldest, are published already: they are kept during an outage."""
+        self._again = 0
+        """How many of the unstored events, the oldest, stand in the place of a refused one, or were stored before."""
         self._untold: list[Event] = []
         """Events that the writer has written, to be published with their commit."""
         self._wake = anyio.Event()
@@ -182,12 +187,20 @@ class Checkpointer:
         self.on_fatal: Callable[[], None] = lambda: None
         self.on_gap: Callable[[], None] = lambda: None
         """Called when changes that the store has lost are about to be written again."""
+        self.on_refused: Callable[[], None] = lambda: None
+        """Called when the store has refused a change for good, so that the execution is ahead of what is stored."""
+        self.status_of_failure: Callable[[str], TaskStatus] = lambda _task_id: TaskStatus.FAILED
+        """Returns the status of the task after a failure, see `failed_status`."""
         self.requires_start = False
         """Whether a run whose creation is not stored must not begin, as with `strict`."""
-        self.refusal: str | None = None
-        """Why the run was stopped, if the store has refused a change for good. Only the end of the run is still
-        written.
-        """
+        self._settled: set[str] = set()
+        """The tasks that failed in the store because the end of an attempt was refused."""
+        self._unbegun: set[str] = set()
+        """The tasks whose start was forgotten after a refusal."""
+        self._has_diverged = False
+        """Whether the executor is ahead of what is stored, since a change was refused."""
+        self.loss: str | None = None
+        """Why the end of the run is not stored: a change was refused and is lost."""
 
     def begin_at(self, position: WritePosition) -> None:
         """Continue a stored run at `position`. To be called before the first submission."""
@@ -199,8 +212,8 @@ class Checkpointer:
         Returns a commit that is set once all events are durable, or the store is known to be away.
         """
         self.run_ended = self.run_ended or (bool(new_events) and isinstance(new_events[-1], _ENDS_OF_RUNS))
-        if self.refusal is not None:
-            new_events = self._left(new_events)
+        if self._has_diverged:
+            new_events = [*filter(self._follows_nothing_forgotten(new_events), new_events)]
         if self._commit is None:
             # While the store is away only the end of the run waits for it.
             if self.away and self._told == len(self._unstored) and not self.run_ended:
@@ -238,6 +251,13 @@ class Checkpointer:
         """
         self._waits = False
         self._pause.cancel()
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the run has to go on from what is stored: attempts failed in the store alone, and no change is
+        lost.
+        """
+        return self._has_diverged and self.loss is None and self.fatal is None and not self._unstored
 
     @property
     def away(self) -> bool:
@@ -317,6 +337,7 @@ class Checkpointer:
         limit: int = BATCH_LIMIT
         count = 0
         while self._unstored:
+            self._withhold_end()
             head = self._next_batch(limit)
             changes = _stored(head)
             error = await self._try_write(changes) if changes else None
@@ -329,8 +350,8 @@ class Checkpointer:
             if isinstance(error, Conflict) and not isinstance(error, Gap) and self.began and not self._strict:
                 # A retry cannot help. Written singly, all events except the refused event are stored.
                 if limit == 1:
-                    self._end_at_refusal(error, count)
-                limit = 1
+                    self._settle_refusal(head, error)
+                limit = BATCH_LIMIT if limit == 1 else 1
                 continue
             if error is not None:
                 self._record_failure(error)
@@ -339,28 +360,30 @@ class Checkpointer:
             count += len(changes)
         self._record_recovery(count)
 
-    def _end_at_refusal(self, error: Conflict, count: int) -> None:
-        """Give up the first unstored change, which is refused, with all that follows, and stop the run. `count` changes
-        were written before it since the last outage.
-        """
-        self._record_recovery(count)
-        given_up = [*self._unstored, *self._gathered]
-        refused, self._unstored, self._told, self._gathered = given_up[0], deque(), 0, []
-        if self.refusal is None:
-            self.refusal = f"the store refused a change of the run for good, so the run was stopped: {error}"
-            at = iso(self._clock.wall())
-            self.degraded.append(Degradation(at, at, str(error), lost=len(_stored(given_up))))
-            logger(run=self._run_id).error("change_not_stored", error=str(error))
-            if isinstance(refused, _ENDS_OF_ATTEMPTS):
-                self._unstored.append(self._failure_of(refused, error))
-        self._unstored += self._left(given_up[1:])
-        self.on_fatal()
+    def _settle_refusal(self, head: Sequence[Event], error: Conflict) -> None:
+        """Let the attempt whose end is refused fail in its place, or record the loss of `head`. Forget what follows."""
+        if isinstance(head[0], _ENDS_OF_ATTEMPTS) and not self._again:
+            self._fail_in_place(head[0], error)
+        else:
+            self._unbegun |= {one.task_id for one in head[self._again :] if isinstance(one, events.TaskStarted)}
+            self._take_off(len(head))
+            changes = _stored(head)
+            self._record_loss(error, len(changes))
+            if all(change.informs for change in changes):
+                return
+        self._has_diverged = True
+        old = max(self._told, self._again)
+        new = [*islice(self._unstored, old, None)]
+        follows_nothing_forgotten = self._follows_nothing_forgotten([*new, *self._gathered])
+        self._unstored = deque([*islice(self._unstored, old), *filter(follows_nothing_forgotten, new)])
+        self._gathered = [*filter(follows_nothing_forgotten, self._gathered)]
+        self.on_refused()
 
-    def _failure_of(self, ended: _ENDS_OF_ATTEMPTS, error: Conflict) -> Event:
-        """Return the failure that stands in the place of the end of an attempt."""
+    def _fail_in_place(self, ended: _ENDS_OF_ATTEMPTS, error: Conflict) -> None:
         # The words of the store may quote the very value that it refuses.
         reason = str(error)[:_LONGEST_REASON].encode("ascii", "backslashreplace").decode()
-        return events.TaskFailed(
+        skips = self.status_of_failure(ended.task_id) is TaskStatus.SKIPPED
+        failed = (events.TaskSkipped if skips else events.TaskFailed)(
             ended.at,
             ended.task_id,
             ended.attempt,
@@ -369,14 +392,50 @@ class Checkpointer:
             duration_s=ended.duration_s or 0.0,
             usage=ended.usage,
         )
+        logger(run=self._run_id).error("result_not_stored", task=ended.task_id, attempt=ended.attempt, error=reason)
+        self._settled.add(ended.task_id)
+        self._unstored[0], self._again = failed, 1
+        if self._told:  # during an outage
+            self._publish_event(failed)
 
-    def _left(self, new_events: Sequence[Event]) -> list[Event]:
-        """Return what is still written of `new_events` after a refusal: the end of the run, which is interrupted."""
-        return [
-            events.RunInterrupted(end.at, end.run_id, self.refusal) if isinstance(end, events.RunEnded) else end
-            for end in new_events[-1:]
-            if isinstance(end, _ENDS_OF_RUNS)
-        ]
+    def _follows_nothing_forgotten(self, untold: Sequence[Event]) -> Callable[[Event], bool]:
+        """Return a filter of the events `untold`, in their order. It forgets the starts that nobody was told of, and
+        what follows from them or from a refused change: no backend was called, and the policy is asked again.
+        """
+        is_cancelled = any(isinstance(event, events.RunCancelled) for event in untold)
+        completed: set[str] = set()
+
+        def is_kept(event: Event) -> bool:
+            match event:
+                case events.TaskStarted(task_id=task_id) if not isinstance(event, events.TaskAdopted):
+                    self._unbegun.add(task_id)
+                    return False
+                case events.TasksAdded(added_by=added_by):
+                    return added_by in completed
+                case events.PolicyDecided():
+                    return False
+                case events.TaskCancelled(task_id=task_id):
+                    return is_cancelled and task_id not in self._settled
+                case events.TaskEvent(task_id=task_id) if task_id in self._settled or task_id in self._unbegun:
+                    return False
+                case events.TaskCompleted(task_id=task_id):
+                    completed.add(task_id)
+                    return True
+                case _:
+                    return True
+
+        return is_kept
+
+    def _withhold_end(self) -> None:
+        """Do not store the end of a run of which a change is lost, or which goes on from what is stored."""
+        end = self._unstored[-1]
+        if not isinstance(end, events.RunEnded) or isinstance(end, events.RunCancelled):
+            return
+        if self.loss is not None:
+            self._unstored[-1] = events.RunInterrupted(end.at, end.run_id, self.loss)
+        elif self._has_diverged:
+            self._unstored.pop()  # the run keeps its owner: no other process takes it over in between
+            self._told = min(self._told, len(self._unstored))
 
     async def _close_gap(self, gap: Gap, events: KeptEvents) -> StoreError | None:
         """Put the changes that the store has lost before the unstored changes. Return None, or the error if the store
@@ -399,6 +458,7 @@ class Checkpointer:
         logger(run=self._run_id).warning("changes_written_again", next_seq=next_seq, changes=len(again))
         self._unstored.extendleft(reversed(again))
         self._told += len(again)
+        self._again += len(again)
         claims = [type(event) for event in again].count(RunClaimed)
         owner_id = None if claims else self._position.owner_id
         self._position = WritePosition(self._position.epoch - claims, next_seq, owner_id)
@@ -438,6 +498,17 @@ class Checkpointer:
         taken, announced = [self._unstored.popleft() for _ in range(count)], min(self._told, count)
         self._untold += taken[announced:]
         self._told -= announced
+        self._again = max(0, self._again - count)
+
+    def _record_loss(self, error: Conflict, count: int) -> None:
+        self.loss = f"the store refused a change of the run for good, so its end is not stored: {error}"
+        at, place = iso(self._clock.wall()), len(self.degraded) - self.away  # an open outage stays last
+        before = self.degraded[place - 1] if place else None
+        if before is not None and before.lost and before.error == str(error):  # likely a consequence of the last loss
+            self.degraded[place - 1] = replace(before, until=at, lost=before.lost + count)
+            return
+        self.degraded.insert(place, Degradation(at, at, str(error), lost=count))
+        logger(run=self._run_id).error("change_not_stored", error=str(error))
 
     async def _try_write(self, changes: tuple[Event, ...]) -> StoreError | None:
         place = self._position
@@ -547,6 +618,7 @@ class UnstoredSink:
 
     def __init__(self, publish: Publish) -> None:
         self._publish_event = publish
+        self.on_refused: Callable[[], None] = lambda: None
 
     def submit(self, new_events: Sequence[Event]) -> Commit:
         """Publish `new_events` at once. Return a commit that is set already."""

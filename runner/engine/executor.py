@@ -105,7 +105,9 @@ class Executor:
         self._under_way: dict[int, Attempt] = {}
         """The attempts that are taken and not settled, by position."""
         self.ended_by: EndedBy | None = None
-        """The reason for an early end. A stopped run can be resumed; the other reasons are final."""
+        """The reason for an early end. A stopped run can be resumed, and after a refusal of the store the run goes on
+        from what is stored; the other reasons are final.
+        """
         self._parks = run.parks and run.options.store is not None
         self._parked_until = 0.0
         """The Unix time in seconds until which the run is parked."""
@@ -220,6 +222,17 @@ class Executor:
             ready.set()
         self._end_when_quiet()
 
+    def settle(self) -> None:
+        """Start nothing more, let the attempts under way end, and store their outcomes: the store has refused a change,
+        so that the execution is ahead of what is stored.
+        """
+        if self._closed or self.ended_by in {"stop", "cancel"}:
+            return
+        self.ended_by = "refusal"
+        for ready in self._judging.values():
+            ready.set()
+        self._end_when_quiet()
+
     def answer(self, task_id: str, attempt: int, value: JsonInput, by: str) -> bool:
         """Answer the question with which `attempt` of the task ended, and let the task go on. Return False if the
         question is no longer open, or the run is ending. Raise PlaitError if `value` does not fit the question.
@@ -245,15 +258,20 @@ class Executor:
         """True if the run is over and the policy adds nothing either. The run can then not be cancelled or stopped."""
         return self._is_over and (self._run.policy is None or self._run.policy_state.idle)
 
+    @property
+    def _is_winding_down(self) -> bool:
+        """Whether the attempts under way are the last ones, and come to their end: see `wind_down` and `settle`."""
+        return self.ended_by == "refusal" or self._run.cancellation.requested
+
     def _end_when_quiet(self) -> None:
-        if self._run.cancellation.requested and not self._calls:
+        if self._is_winding_down and not self._calls:
             self.end("cancel")
 
     def finish(self) -> list[events.Event]:
         """Settle the attempts that were cut when the workers ended. Return the events, the run's last one included."""
         self._closed = True
         has_ended = self._has_ended
-        if has_ended and not self._run.cancellation.requested and self.ended_by != "policy":
+        if has_ended and not self._is_winding_down and self.ended_by != "policy":
             self.ended_by = None  # the end came too late: everything that could run had run
         called = {i for i, attempt in self._under_way.items() if attempt.task.at_most_once and attempt.has_begun}
         # If the policy was not called for the last end, more tasks may follow, and a resume calls the policy.
@@ -586,7 +604,7 @@ class Executor:
         if attempt is None:
             attempt = await self._next_turn()
         # A run that was cancelled while the start was written calls no backend any more.
-        while attempt is not None and not self._run.cancellation.requested:
+        while attempt is not None and not self._is_winding_down:
             if self._state.statuses[attempt.position] is TaskStatus.CANCELLED:  # lost a race before it was called
                 self._end_attempt(attempt, _LOST)
                 attempt = await self._next_turn()
@@ -648,7 +666,9 @@ class Executor:
         return stored, attempts
 
     async def _slot_for_judge(self, attempt: Attempt, name: str, used: Usage) -> Settle | None:
-        """Implement `AnswerCheck.run`: the attempt ends with the slot that it has then."""
+        """Implement `AnswerCheck.run`: the attempt ends with the slot that it has then. Once the store has refused a
+        change, answers that are there are judged without a slot, since none is given out any more.
+        """
         position, rates = attempt.position, self._scheduler.rates
         self._settle_rate(position, used)
         if self.ended_by is None and self._scheduler.move(position, name):

@@ -4,6 +4,8 @@
     made        by `ParallelRunner`, before anything is read or stored: from now on the run can be stopped
     prepared    with a state, an owner and the unfinished work of earlier processes: `prepare_resume`, for a stored run
     executed    by `execute_run`, which adds the scheduler and the sink of events
+
+A run that goes on from what is stored (`LiveRun.goes_on`) is prepared and executed again.
 """
 
 from __future__ import annotations
@@ -320,6 +322,10 @@ class LiveRun:
     """The request to the attempts under way to end, because the run is being cancelled."""
 
     # Ended.
+    goes_on: bool = False
+    """Whether the execution got ahead of what is stored, because the store refused results for good. In the store their
+    tasks have failed, and the run still belongs to this process. It goes on from there, as in a resume.
+    """
     ended_by: EarlyEnd | None = None
     """Who asked first for an early end."""
     asleep: anyio.CancelScope | None = None

@@ -423,8 +423,10 @@ def _earlier_messages(attempt: Attempt) -> tuple[Message, ...]:
     return () if attempt.continuation is None else attempt.continuation.messages
 
 
-EndedBy: TypeAlias = Literal["stop", "cancel", "policy", "park"]
-"""What ends a run early: a stop, its cancellation, a decision of its policy, or a time for which everything waits."""
+EndedBy: TypeAlias = Literal["stop", "cancel", "policy", "refusal", "park"]
+"""What ends a run early: a stop, its cancellation, a decision of its policy, a store that refuses a change, or a time
+for which everything waits.
+"""
 
 
 def finish_run(
@@ -461,7 +463,7 @@ def finish_run(
         last = events.RunCompleted(at, run.run_id)
     elif by == "park" or (by == "stop" and run.wakes and not exhausted):
         last = events.RunParked(at, run.run_id, until=at if by == "stop" else iso(parked_until))
-    elif not exhausted:
+    elif by == "refusal" or not exhausted:
         last = events.RunInterrupted(at, run.run_id)
     elif TaskStatus.WAITING_INPUT in state.statuses:
         last = events.RunWaitingInput(at, run.run_id, due_at=min(deadlines(state), default=None))

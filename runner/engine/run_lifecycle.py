@@ -46,10 +46,13 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.state.attempt_files import hosts_key, kill_orphans
 from plait.runner.state.run_state import RunState
 from plait.statuses import TASK_DONE, RunStatus, TaskStatus
+from plait.task import failed_status
 
 
 async def execute_run(run: LiveRun) -> RunResult:
-    """Execute `run`, which is prepared, to its end in this process. Raise as `ParallelRunner.run`."""
+    """Execute `run`, which is prepared, to its end in this process, or until it goes on from what is stored
+    (`LiveRun.goes_on`). Raise as `ParallelRunner.run`.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # stores and backends do not support trio
@@ -78,6 +81,7 @@ async def _execute_stored(run: LiveRun, store: Store) -> RunResult:
     checkpointer.begin_at(run.position)
     checkpointer.on_fatal = lambda: run.end("stop")
     checkpointer.requires_start = run.requires_record
+    checkpointer.status_of_failure = lambda task_id: failed_status(run.state.dag[task_id].failure_mode)
     inbox = Inbox(run, store)
     run.look_for_answer = inbox.look_for_answer
     checkpointer.on_gap = inbox.read_again
@@ -111,8 +115,13 @@ async def _execute_stored(run: LiveRun, store: Store) -> RunResult:
     await _raise_if_fatal(run.run_id, store, checkpointer)
     assert result is not None
     result = replace(result, degraded=tuple(checkpointer.degraded))
-    if checkpointer.refusal is not None:
-        return replace(result, status=RunStatus.INTERRUPTED, error=checkpointer.refusal)
+    if result.status is RunStatus.CANCELLED:
+        return result
+    if checkpointer.goes_on:
+        run.execution, run.goes_on = None, True
+        return replace(result, status=RunStatus.INTERRUPTED)
+    if checkpointer.loss is not None:
+        return replace(result, status=RunStatus.INTERRUPTED, error=checkpointer.loss)
     return result
 
 
@@ -177,6 +186,7 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
         run.scheduler.tune(run.tuning)
     executor = Executor(run)
     run.execute_by(executor)
+    run.sink.on_refused = executor.settle
     last_events: list[events.Event] = []
     sessions: dict[int, str] = {}
     try:
@@ -191,8 +201,7 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
                 beside.start_soon(follow_slots, connections, executor.widen)
             await executor.run()
             beside.cancel_scope.cancel()
-            is_behind = checkpointer is not None and (checkpointer.away or checkpointer.refusal is not None)
-            if connections and _is_over(run, executor) and not is_behind:
+            if connections and _is_over(run, executor) and not run.sink.away:
                 remove_files_on_hosts(connections)
     finally:
         run.scheduler.release_all()
@@ -219,6 +228,8 @@ async def _execute(run: LiveRun, checkpointer: Checkpointer | None = None) -> Ru
 
 def _is_over(run: LiveRun, executor: Executor) -> bool:
     """Return whether no later owner collects the answer of an attempt."""
+    if executor.ended_by == "refusal":
+        return False
     return executor.ended_by == "cancel" or all(status in TASK_DONE for status in run.state.statuses)
 
 

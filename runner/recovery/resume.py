@@ -1,5 +1,5 @@
 """Resume of a stored run: taken over from a dead owner, its interrupted attempts settled, the conversations that tasks
-continue loaded, and executed.
+continue loaded; executed, and on with what the store has taken.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from plait.errors import (
     RunNotFound,
     RunNotResumable,
     RunOwned,
+    StoreError,
 )
 from plait.events import TASK_RESULTS
 from plait.persistence.store_protocol import Store
@@ -32,7 +33,7 @@ from plait.runner.domain.asked_question import Way
 from plait.runner.domain.continuation import Continuation, History
 from plait.runner.domain.dag import RowsFile
 from plait.runner.domain.policy import Policy
-from plait.runner.domain.run_result import RunResult
+from plait.runner.domain.run_result import Degradation, RunResult
 from plait.runner.domain.run_tuning import Tuning
 from plait.runner.engine.lease import (
     acquire,
@@ -126,12 +127,26 @@ def continued_run(config: RunOptions, run_id: str, how: ResumeOptions, run: Stor
     """Return a stored run, to begin or to continue; `run` is the run as it has been read already."""
 
     async def drive(live: LiveRun) -> RunResult:
-        return await _resume(live, how, run)
+        return await go_on(live, await _resume_once(live, how, run))
 
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park or how.wakes, wakes=how.wakes), drive)
 
 
-async def _resume(live: LiveRun, how: ResumeOptions, run: StoredRun | None) -> RunResult:
+async def go_on(live: LiveRun, result: RunResult) -> RunResult:
+    """Return the result of a run. If the store has refused a part of it, first continue with what is stored."""
+    while live.goes_on:
+        live.goes_on, interrupted = False, result
+        try:
+            result = _joined(interrupted, await _resume_once(live, ResumeOptions(policy=live.policy), None))
+        except StoreError as error:
+            at = live.stamp()
+            live.feed.publish(events.RunInterrupted(at, live.run_id, str(error)))
+            degraded = (*interrupted.degraded, Degradation(at, None, str(error)))
+            return replace(interrupted, degraded=degraded, error=str(error))
+    return result
+
+
+async def _resume_once(live: LiveRun, how: ResumeOptions, run: StoredRun | None) -> RunResult:
     result: RunResult | None = None
     for tries in range(1, _MOST_CLAIMS + 1):
         try:
@@ -167,6 +182,21 @@ async def _prepared_or_result(live: LiveRun, how: ResumeOptions, run: StoredRun)
     if await prepare_resume(live, plan):
         return None
     return run.state.result(run_id, run.status, resume_summary=run.state.resume_summary())
+
+
+def _joined(before: RunResult, after: RunResult) -> RunResult:
+    """Return the result of a run that went on in one process, which did what was done `before`."""
+    reused = {one.id for one in before.tasks.values() if one.reused}
+    summary = before.resume_summary
+    if summary is not None and (more := after.resume_summary) is not None:
+        ran, repeated = summary.ran + more.ran, summary.repeated + more.repeated
+        summary = replace(summary, ran=ran, repeated=repeated, adopted=summary.adopted + more.adopted)
+    return replace(
+        after,
+        tasks={name: replace(task, reused=name in reused) for name, task in after.tasks.items()},
+        degraded=(*before.degraded, *after.degraded),
+        resume_summary=summary,
+    )
 
 
 async def finish_cancelling(

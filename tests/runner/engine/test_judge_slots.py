@@ -8,8 +8,11 @@ from typing import Any
 import anyio
 import pytest
 
-from plait import DAG, Check, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus, events
+from plait import DAG, Check, MemoryStore, ParallelRunner, RateLimits, RunStatus, Task, TaskStatus, events
+from plait.errors import Conflict
+from plait.persistence import Batch
 from tests.support.seeded_loop import VirtualClock, run_seeded
+from tests.support.stores.faulty_store import FaultyStore
 
 SEEDS = range(5)
 PASSED = {"ok": True, "reason": "fine"}
@@ -199,5 +202,40 @@ def test_a_race_that_is_lost_while_a_judge_waits_starts_no_other_loser(seed: int
         assert result.status is RunStatus.COMPLETED
         assert [result[name].status for name in ("judged", "pending")] == [TaskStatus.CANCELLED] * 2
         assert len(judge.began) == 1
+
+    run_seeded(run, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("answers_late", [False, True], ids=["waits already", "answers afterwards"])
+def test_after_a_refusal_of_the_store_an_answer_is_still_judged(seed: int, answers_late: bool) -> None:
+    """No slot is given out any more then, and the judge would wait for ever."""
+    judge, answers = Judge(3.0), list[str]()
+
+    async def late(prompt: str) -> str:
+        await anyio.sleep(1.0 if prompt == "judged" and answers_late else 0.5)
+        answers.append(prompt)
+        return prompt
+
+    class Refuses(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            if any(isinstance(one, events.TaskCompleted) and one.task_id == "broken" for one in batch.events):
+                raise Conflict("a value cannot be stored")
+            await super().write(batch)
+
+    async def run() -> None:
+        runner = ParallelRunner(
+            late,
+            backends={"strict": judge},
+            limits={"strict": 1},
+            concurrency=8,
+            clock=VirtualClock(),
+            store=Refuses(MemoryStore()),
+        )
+        check = Check(judge="Fine? {{ answer }}", backend="strict")
+        busy, broken = Task("busy", "x", backend="strict"), Task("broken", "broken", retry=0)
+        result = await runner.run(DAG([busy, broken, Task("judged", "judged", check=check)]), "r")
+        assert result["judged"].status is TaskStatus.COMPLETED
+        assert answers.count("judged") == 1, "the answer is not paid for twice"
 
     run_seeded(run, seed)

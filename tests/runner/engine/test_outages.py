@@ -8,9 +8,10 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from plait import DAG, ParallelRunner, RunStatus, Task, failpoints
-from plait.errors import StoreError
-from plait.events import Event, PolicyDecided, StoreDegraded, StoreRecovered, TaskCancelled
+from plait import DAG, ParallelRunner, RunResult, RunStatus, Task, failpoints
+from plait.clock_and_ids import parse_time
+from plait.errors import Conflict, StoreError
+from plait.events import Event, PolicyDecided, SessionOpened, StoreDegraded, StoreRecovered, TaskCancelled
 from plait.persistence import Batch, MemoryStore
 from plait.runner.engine import checkpointer
 from plait.runner.engine.run_options import LEASE_SECONDS
@@ -18,7 +19,7 @@ from plait.workflows import Decision
 from tests.support.fakes import Talker
 from tests.support.growth import Recording as Recorded
 from tests.support.growth import Scripted, by_end, tasks
-from tests.support.seeded_loop import VirtualClock, run_seeded
+from tests.support.seeded_loop import EPOCH, VirtualClock, run_seeded
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 
@@ -108,6 +109,53 @@ def test_a_store_that_is_away_is_tried_at_growing_intervals_of_five_seconds_at_m
         assert len(first) > 11
 
     run_seeded(main, 1)
+
+
+def refused(reasons: dict[str, str]) -> RunResult:
+    """The result of a chain of four tasks of 10 virtual seconds, whose session ids are refused for `reasons`."""
+
+    class Refuses(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            for change in batch.events:
+                if isinstance(change, SessionOpened) and change.task_id in reasons:
+                    raise Conflict(reasons[change.task_id])
+            await super().write(batch)
+
+    class Slow(Talker):
+        def __init__(self, clock: VirtualClock) -> None:
+            super().__init__(own_ids=True)
+            self._clock = clock
+
+        async def before_send(self) -> None:
+            await self._clock.sleep(10)
+
+    async def main() -> RunResult:
+        clock = VirtualClock()
+        chain = DAG([Task("a", "a"), Task("b", "b", ["a"]), Task("c", "c", ["b"]), Task("d", "d", ["c"])])
+        return await ParallelRunner(Slow(clock), store=Refuses(MemoryStore()), clock=clock).run(chain, "r")
+
+    return run_seeded(main, 1)
+
+
+def seconds(at: str | None) -> int:
+    return round(parse_time(at or "") - EPOCH)
+
+
+def test_equal_losses_are_one_from_the_first_to_the_last() -> None:
+    (lost,) = refused({"a": "the disk says no", "c": "the disk says no"}).degraded
+    assert (lost.error, lost.lost, seconds(lost.since), seconds(lost.until)) == ("the disk says no", 2, 10, 30)
+
+
+def test_losses_of_other_errors_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """Although one error begins as the other does."""
+    with caplog.at_level(logging.ERROR, logger="plait"):
+        result = refused({"a": "task 1", "b": "task 12", "c": "task 12", "d": "task 1"})
+    assert [(one.error, one.lost, seconds(one.since), seconds(one.until)) for one in result.degraded] == [
+        ("task 1", 1, 10, 10),
+        ("task 12", 2, 20, 30),
+        ("task 1", 1, 40, 40),
+    ]
+    assert [record.getMessage().count("task 12") for record in caplog.records] == [0, 1, 0]
 
 
 def test_the_log_counts_what_an_outage_keeps_in_memory(caplog: pytest.LogCaptureFixture) -> None:

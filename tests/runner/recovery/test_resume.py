@@ -20,13 +20,14 @@ from plait.backends import Reply, Usage
 from plait.errors import (
     BackendError,
     BackendMissing,
+    Conflict,
     ErrorKind,
     RunNotFound,
     RunNotResumable,
     StoreError,
     StoreRequired,
 )
-from plait.persistence import Batch, SQLiteStore, Store
+from plait.persistence import Batch, MemoryStore, SQLiteStore, Store
 from plait.runner.client import create_run
 from plait.runner.client.runs import Runs, load_progress
 from plait.runner.engine.inbox import AnswerNote, answer_note
@@ -294,6 +295,24 @@ async def test_a_damaged_result_is_never_handed_on(tmp_path: Path) -> None:
         result = await ParallelRunner(backend, store=store).resume("r")
     assert (result["a"].status, result["a"].error_kind, backend.prompts) == (TaskStatus.FAILED, "damaged", [])
     assert result.blocked == ("b", "c", "d")
+
+
+async def test_a_prompt_that_cannot_be_stored_fails_its_task_and_nothing_else() -> None:
+    class Picky(FaultyStore):
+        async def write(self, batch: Batch) -> None:
+            told = {getattr(one, name, "") for one in batch.events for name in ("content", "turn")}
+            if "poison" in told:
+                raise Conflict("cannot keep this")
+            await super().write(batch)
+
+    inner = MemoryStore()
+    dag = DAG([Task("a", prompt="a"), Task("b", prompt="poison", depends_on=["a"]), Task("c", "c", depends_on=["b"])])
+    result = await ParallelRunner(Talker(), store=Picky(inner)).run(dag)
+    assert (result.degraded, result.failed, result.blocked) == ((), ("b",), ("c",))
+    assert result["b"].error == "the store refused the end of the attempt: cannot keep this"
+    record = await inner.get_run(result.run_id)
+    assert record is not None
+    assert (record.status, record.counts) == ("failed", {"completed": 1, "failed": 1, "pending": 1})
 
 
 async def test_a_completed_run_with_a_damaged_result_does_not_count_as_completed(tmp_path: Path) -> None:
