@@ -151,11 +151,21 @@ def _truncated(text: str, usage: Usage, max_tokens: int | None, reason: str, rai
     return BackendError(ErrorKind.TRUNCATED, f"{paid}: {advice}", usage=usage, messages=messages)
 
 
-# Thoughts are cut at the beginning of a text. Anywhere else an answer may speak of the marks, so the text stays as it
-# is. Each pattern takes linear time.
+# Thoughts are cut at the beginning of a text, and later where a block of them has lines of its own outside of a code
+# block. Anywhere else an answer may speak of the marks, so the text stays as it is. Each pattern takes linear time.
 _NAMES = r"(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning)"
-_OPENING = re.compile(rf"<{_NAMES}>|\[think\]|◁think▷|<\|channel>thought", re.IGNORECASE)
+_OPENING = re.compile(
+    rf"<{_NAMES}>|\[think\]|◁think▷|<\|start_thinking\|>|<\|begin_of_thought\|>|<\|channel>thought|<unused94>thought",
+    re.IGNORECASE,
+)
 _FIRST = re.compile(rf"\s*(?:{_OPENING.pattern})", re.IGNORECASE)
+_CLOSINGS = {
+    "<|start_thinking|>": "<|end_thinking|>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "<|channel>thought": "<channel|>",
+    "<unused94>thought": "<unused95>",
+}
+"""The ends of thoughts whose closing mark is not the opening mark with a slash."""
 _CLOSING = rf"(?:</{_NAMES}>|\[/think\]|◁/think▷)"
 _UNOPENED = re.compile(
     rf"(?:^[ \t]*|(?<=[^\s`'\"(\[{{<>/|])){_CLOSING}(?=\S|[ \t]*[\r\n]\s*\S)"
@@ -163,8 +173,17 @@ _UNOPENED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """The end of thoughts whose opening mark was a part of the prompt, with an answer behind it."""
-_MARKED = re.compile(rf"{_OPENING.pattern}|{_CLOSING}|<\|", re.IGNORECASE)
+_MARKED = re.compile(rf"{_OPENING.pattern}|{_CLOSING}|<\||\A\s*(?:analysis|Here is my thought)", re.IGNORECASE)
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_SOLUTION = re.compile(
+    r"\s*<\|(?:START_RESPONSE|begin_of_solution)\|>(.*?)(?:<\|(?:END_RESPONSE|end_of_solution)\|>\s*)?\Z", re.DOTALL
+)
+_WORDS = re.compile(
+    r"\s*(?:analysis(?=[A-Z'\"\n])(?P<gpt>.*?)assistantfinal"
+    r"|Here is my thought process:(?P<granite>.*?)Here is my response:)",
+    re.DOTALL,
+)
+"""Thoughts between words: the channels of gpt-oss after a server has dropped their brackets, and Granite's."""
 _BEGINS_CHANNEL = re.compile(r"\s*(?:<\|start\|>assistant)?<\|channel\|>")
 _FINAL_CHANNEL = re.compile(r"(?<![`'\"\w])(?:<\|start\|>assistant)?<\|channel\|>\s*final\b[^<]*<\|message\|>")
 _CHANNEL = re.compile(r"(?:<\|start\|>[^<]*+)?<\|channel\|>\s*(\w++)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
@@ -180,6 +199,9 @@ def split_thoughts(text: str) -> tuple[str, str]:
         return _by_channel(text)
     thoughts = list[str]()
     start = 1 if text.startswith("\ufeff") else 0
+    if (words := _WORDS.match(text, start)) is not None:
+        thoughts.append(words["gpt"] or words["granite"] or "")
+        start = words.end()
     while True:
         if (opening := _FIRST.match(text, start)) is not None:
             end, after = _closing(text, opening)
@@ -190,13 +212,16 @@ def split_thoughts(text: str) -> tuple[str, str]:
             start = unopened.end()
         else:
             break
-    return (text[start:].strip() if thoughts else text), "\n\n".join(one.strip() for one in thoughts if one.strip())
+    solution = _SOLUTION.match(text, start) if thoughts else None
+    answer = _without_late_blocks(text[start:] if solution is None else solution[1], thoughts)
+    return (answer.strip() if thoughts else text), "\n\n".join(one.strip() for one in thoughts if one.strip())
 
 
 def _closing(text: str, opening: re.Match[str]) -> tuple[int, int]:
     """Return where the thoughts that `opening` begins end, and where the text goes on. Unclosed thoughts take all."""
     mark = opening[0].strip().lower()
-    closing = re.escape("<channel|>" if mark.startswith("<|") else f"{mark[0]}/{mark[1:]}")
+    closing = _CLOSINGS.get(mark) or f"{mark[0]}/{mark[1:]}"
+    closing = re.escape(closing)
     match = re.compile(rf"(?<![`'\"]){closing}", re.IGNORECASE).search(text, opening.end())  # thoughts may speak of it
     match = match or re.compile(closing, re.IGNORECASE).search(text, opening.end())
     return (len(text), len(text)) if match is None else match.span()
@@ -210,6 +235,44 @@ def _is_in_code(before: str) -> bool:
 def _is_quoted(before: str) -> bool:
     """Return whether a closing mark after `before` belongs to an opening mark or to a code block."""
     return _OPENING.search(before) is not None or _is_in_code(before)
+
+
+def _without_late_blocks(text: str, thoughts: list[str]) -> str:
+    """Return `text` without the blocks of thoughts on lines of their own, which are added to `thoughts`."""
+    pieces, closings = list[str](), dict[str, tuple[int, int]]()
+    start = seen = fences = 0
+    for opening in _OPENING.finditer(text):
+        if opening.start() < start:
+            continue
+        end, after = closings.get(opening[0], (0, 0))
+        if end < opening.end():
+            end, after = closings[opening[0]] = _closing(text, opening)
+        if end == after:  # never closed: thoughts only if the mark has a line of its own
+            if not _is_alone(text, opening):
+                continue
+            end = after = len(text)
+        fences += len(_FENCE.findall(text[seen : opening.start()]))
+        seen = opening.start()
+        if fences % 2 == 0 and (end == after or _has_own_lines(text, opening.start(), end, after)):
+            pieces.append(text[start : opening.start()])
+            thoughts.append(text[opening.end() : end])
+            start = seen = after
+    return "".join(pieces) + text[start:]
+
+
+def _is_alone(text: str, opening: re.Match[str]) -> bool:
+    before, behind = text[max(0, opening.start() - 80) : opening.start()], text[opening.end() : opening.end() + 80]
+    return before.rpartition("\n")[2] == "" and behind[:1] in {"\r", "\n"}
+
+
+def _has_own_lines(text: str, start: int, end: int, after: int) -> bool:
+    opens_line, closing_opens_line = (
+        not text[max(0, place - 80) : place].rpartition("\n")[2].strip() for place in (start, end)
+    )
+    ends_line = not text[after : after + 80].partition("\n")[0].strip()
+    if opens_line:
+        return closing_opens_line or ends_line
+    return closing_opens_line and ends_line and text[start - 1] not in "`'\""
 
 
 def _by_channel(text: str) -> tuple[str, str]:

@@ -33,7 +33,7 @@ from plait.backends.agents.acp_machine import (
     prompt_of,
 )
 from plait.backends.agents.agent_catalog import ACP, CatalogEntry, acp_agent_of
-from plait.backends.agents.agent_output import Call, Reader, earlier, exchanges
+from plait.backends.agents.agent_output import Call, Reader, UnreportedCall, earlier, exchanges
 from plait.backends.agents.cli_agent import LAST_WORD, AgentBackend, AgentConversation, Sessions, first_before, marked
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.json_fields import at, since, text
@@ -118,7 +118,7 @@ class AcpBackend(AgentBackend):
     def reader(self, call: Call) -> AcpMachine:
         """Return a reader that includes the messages already sent, as recorded in the call's files."""
         goals = TurnGoals(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
-        machine = AcpMachine(call, goals, self.now)
+        machine = AcpMachine(call, goals, self.clock(call))
         machine.restore_sent(sent_messages(call.folder))
         return machine
 
@@ -161,7 +161,7 @@ class AcpConversation(AgentConversation):
             return reply
         return replace(reply, session_id=marked(reply.session_id, f"asks-{permission.action_id}"))
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str) -> Child:
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         assert isinstance(reader, AcpMachine)
         machine = self._machine = reader
         until = self._until()
@@ -175,7 +175,7 @@ class AcpConversation(AgentConversation):
             holds=list(self._earlier_prompts()) if self._request.resumes_interrupted and is_first else (),
             earlier_prompts=prompts if call.resume and is_first else (),
         )
-        async with self._child(call, "") as child:
+        async with self._child(call, "", cut) as child:
             outbox = Outbox(call.folder)
             machine.restore_sent(sent_messages(call.folder))
             await self._speak(child, machine, outbox, until)

@@ -297,6 +297,9 @@ class AcpMachine:
     `goals` may be replaced before the first message is read. `now` returns the Unix time.
     """
 
+    last_whole: str | None = None
+    """None: ACP has no way to rewind a session."""
+
     def __init__(self, call: Call, goals: TurnGoals, now: Callable[[], float]) -> None:
         self.goals = goals
         self.permission_request: PermissionRequest | None = None

@@ -48,12 +48,16 @@ class Call:
     """Continue the existing session `session_id`."""
     forks: str | None = None
     """Session from which the new session branches."""
+    rewind_to: str | None = None
+    """Message at which an interrupted turn is continued (`Reader.last_whole`)."""
     output_schema: Mapping[str, object] | None = None
     """JSON Schema to be enforced by the program itself."""
     answer: Answer | None = None
     """Answer to the question that ended the last reply."""
     max_budget_usd: float | None = None
     """Limit of the call in US dollars, raised by a person; None for the backend's own limit."""
+    written_at: float | None = None
+    """Unix time of the last output, if the call was over before this process read any of it; None otherwise."""
 
 
 @value
@@ -94,6 +98,11 @@ class Reader(Protocol):
         ...
 
     @property
+    def announced(self) -> str | None:
+        """The session's id as announced by the program, even if the session does not hold the prompt yet."""
+        ...
+
+    @property
     def is_final(self) -> bool:
         """Whether the output is complete: `end` may be called without waiting for the child to exit. A later line may
         begin a new part of the output.
@@ -110,6 +119,11 @@ class Reader(Protocol):
         """Text of the last message of the model so far, for an answer that is cut; empty if there is none."""
         ...
 
+    @property
+    def last_whole(self) -> str | None:
+        """Id of the last message held whole by the session, as needed by `Call.rewind_to`; None if there is none."""
+        ...
+
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one event of the output, and return the outputs in it."""
         ...
@@ -123,8 +137,8 @@ class Reader(Protocol):
 
 
 # An agent writes one JSON object a line. Around an object there may be what a terminal would interpret and nobody would
-# see: codes for its title, colours and modes, and words that are written over. Other text before an object is that of a
-# log line, which quotes an event but is none.
+# see: codes for its title, colours and modes, and a spinner. Text before an object is more than that in a log line,
+# which quotes an event but is none.
 
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
 _CODE = re.compile(
@@ -133,9 +147,19 @@ _CODE = re.compile(
     r"|\x1b\[[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]"
 )
+_CODE_IN_ONE_BYTE = re.compile(r"[\x90\x9d][^\x07\x90\x9c\x9d]*[\x07\x9c]|\x9b[0-?]*[ -/]*[@-~]")
+"""Codes that begin with a character which JSON may hold as it is."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]+")
 """Control characters, which JSON never holds but as white space."""
 _OBJECT = re.compile(r'\{[\x00-\x20]*["}]')
+_SPINNER = re.compile(
+    r"\s*(?:"
+    # A sign, but no arrow, and perhaps words: "⠋ Thinking".
+    r"(?:[|/\\*+.\-]|[^\x00-\x7f\w\u2190-\u21ff\u27f0-\u27ff\u2900-\u297f\xab\xbb])+(?:\s.*)?"
+    r"|\w.*(?:\.\.\.|\u2026)\s*"  # "Working..."
+    r")?",
+    re.DOTALL,
+)
 _LIKE_AN_EVENT = re.compile(r'\{\s*"|"(?:type|jsonrpc)"\s*:')
 
 
@@ -179,16 +203,19 @@ def plain(output: str) -> str:
 def _among_noise(line: str) -> list[Mapping[str, JsonValue]]:
     """Return the objects in a line that is not one object and nothing else."""
     # Codes but colours move what follows to another place, as a carriage return does.
-    visible, at = _CODE.sub("\r", _COLOUR.sub("", line)), 0
+    visible, at, is_clean = _CODE.sub("\r", _COLOUR.sub("", line)), 0, False
     events: list[Mapping[str, JsonValue]] = []
     while begin := _OBJECT.search(visible, at):
-        before = _CONTROL.split(visible[at : begin.start()])[-1]
-        if before.strip("\ufeff "):
+        before = _CONTROL.split(_CODE_IN_ONE_BYTE.sub("\r", visible[at : begin.start()]))[-1]
+        if not _SPINNER.fullmatch(before):
             break
         try:
             event, at = _TOLERANT.raw_decode(visible, begin.start())
         except (ValueError, RecursionError):
-            break
+            if is_clean:
+                break
+            visible, at, is_clean = _CONTROL.sub("", visible[begin.start() :]), 0, True  # a code inside of the object
+            continue
         events += _objects(event)
     return events
 
@@ -222,9 +249,9 @@ _TOLERANT = json.JSONDecoder(parse_constant=lambda _: None, parse_float=_finite,
 THROTTLED = "temporarily limiting requests"
 """Part of a message, in lower case, that says that the server has no room at the moment."""
 _PHRASES: Sequence[tuple[ErrorKind, Sequence[str]]] = (
-    # The session is unknown, or was opened from an index, and its file is gone.
-    (ErrorKind.SESSION_LOST, ("no conversation found", "no rollout found", "missing source rollout",
-                              "thread not found")),
+    # The message to continue from is not in the session file; the session was opened from an index, its file is gone.
+    (ErrorKind.SESSION_LOST, ("no conversation found", "no message found with message.uuid", "no rollout found",
+                              "missing source rollout", "thread not found")),
     # Another process holds the session, or held it a moment ago.
     (ErrorKind.TRANSIENT, ("already in use", "active writer")),
     (ErrorKind.INVALID_REQUEST, ("\nerror: unknown option", "\nerror: unexpected argument", "\nerror: invalid value",
@@ -425,20 +452,28 @@ def reread(reader: R, folder: Path) -> R:
     return reader
 
 
-def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[tuple[Path, Reader]]:
-    """Return the calls of the interrupted attempts just before the attempt in folder `turn`, whose cost was never
-    reported, each with the reader that has read its output; the first call first.
-    """
-    cut: list[tuple[Path, Reader]] = []
+@value
+class UnreportedCall:
+    """A call of an interrupted attempt, whose cost was never reported."""
+
+    folder: Path
+    reader: Reader
+    is_cut: bool
+    """Whether the call itself was interrupted."""
+
+
+def cut_before(turn: Path, make: Callable[[Path], Reader]) -> list[UnreportedCall]:
+    """Return the calls of the interrupted attempts just before the attempt in folder `turn`, the last call first."""
+    unreported: list[UnreportedCall] = []
     for attempt in earlier(turn):
         calls = exchanges(attempt)
         if not calls or (calls[-1] / _REPORTED).exists():
             break
-        readers = [reread(make(call), call) for call in calls]
-        if readers[-1].is_final:
+        cut = [UnreportedCall(one, reread(make(one), one), one == calls[-1]) for one in reversed(calls)]
+        if cut[0].reader.is_final:
             break
-        cut = [*zip(calls, readers, strict=True), *cut]
-    return cut
+        unreported += cut
+    return unreported
 
 
 def earlier(turn: Path) -> Iterator[Path]:

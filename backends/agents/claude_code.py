@@ -6,7 +6,9 @@ shows that the turn has an answer, only `is_error` does. The session keeps the p
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 import shlex
 import sys
@@ -26,6 +28,7 @@ from plait.backends.agents.agent_output import (
     classify,
     failure,
     no_outcome,
+    reread,
     safe_line,
 )
 from plait.backends.agents.cli_agent import AgentBackend, AgentConversation, marked
@@ -47,7 +50,7 @@ from plait.backends.process.files_and_locks import private_file
 from plait.backends.whole_answer import kind_of_reason, without_calls
 from plait.dialogue import Message, Question
 from plait.errors import BackendError, ErrorKind
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.safe_text import check_base_url, clean_text, shown
 from plait.usage import NO_USAGE, Usage
 
@@ -111,6 +114,19 @@ class ClaudeCodeBackend(AgentBackend):
         """The facts that decide the price of turns without a reported cost."""
         billed_by = self.base_url or "anthropic"
         return Billing(billed_by, self.model, sums_requests=True, max_turn_usd=self.max_budget_usd)
+
+    def session_of(self, folder: Path) -> str | None:
+        """Return the session as for all agents; None while an answer waits for the hook, because the session lacks that
+        answer.
+        """
+        if (folder / ANSWER).exists() and reread(self.reader(Call(folder)), folder).session_id is None:
+            return None
+        return super().session_of(folder)
+
+    def session_files(self, session_id: str) -> Sequence[Path]:
+        """Return the files of the session: one file in the folder of each working folder."""
+        home = Path(os.environ.get("CLAUDE_CONFIG_DIR") or "~/.claude").expanduser()
+        return sorted(home.glob(f"projects/*/{glob.escape(session_id)}.jsonl"))
 
     @property
     def writes(self) -> bool:
@@ -184,13 +200,15 @@ class ClaudeCodeBackend(AgentBackend):
 
     def reader(self, call: Call) -> ClaudeReader:
         """Return a reader for the output of the call."""
-        return ClaudeReader(call, self.now)
+        return ClaudeReader(call, self.clock(call))
 
 
 def _session(call: Call) -> Iterator[str]:
     begins_from = call.session_id if call.resume else call.forks
     if begins_from is not None:
         yield f"--resume={begins_from}"
+    if begins_from is not None and call.rewind_to is not None:
+        yield f"--resume-session-at={call.rewind_to}"
     if not call.resume:
         if call.forks is not None:
             yield "--fork-session"
@@ -209,6 +227,35 @@ _RAISED = (
 """The message that continues the session. The session holds the prompt and the work done."""
 
 
+@value
+class TurnBudget:
+    """The US dollars for a turn, which may consist of several calls."""
+
+    limit: float
+    spent: float = 0.0
+    """Dollars spent by the calls before."""
+
+    @property
+    def rest(self) -> float:
+        """Dollars left for the next call."""
+        return self.limit - self.spent
+
+    @property
+    def reached(self) -> str:
+        """The words for a person once the budget is spent."""
+        return f"Claude Code reached its budget of {_dollars(self.limit)} (spent {_dollars(self.spent)})"
+
+    @property
+    def question(self) -> Question:
+        """The question to a person once the budget is spent."""
+        schema: dict[str, JsonValue] = {"anyOf": [{"type": "number", "exclusiveMinimum": self.spent}, {"enum": [STOP]}]}
+        return Question(f'{self.reached}. Raise it to? Answer with the new budget in dollars, or "{STOP}"', schema)
+
+    def after(self, cost: float | None) -> TurnBudget:
+        """Return the budget after a call that has spent the rest and cost `cost` dollars; None if unknown."""
+        return replace(self, spent=round(self.spent + (self.rest if cost is None else cost), 6))
+
+
 class ClaudeConversation(AgentConversation):
     """A conversation with Claude Code, in which a spent budget is a question."""
 
@@ -216,53 +263,41 @@ class ClaudeConversation(AgentConversation):
         self, backend: ClaudeCodeBackend, request: ConversationRequest, files: Files, *, guarded: bool
     ) -> None:
         super().__init__(backend, request, files, guarded=guarded)
-        self._limit, self._spent = backend.max_budget_usd, 0.0
-        """The US dollars for the turn, which may consist of several calls, and those spent by the calls before."""
-        if match := _SPENT.fullmatch(self._question):
-            self._limit, self._spent = float(match[2]), float(match[1])
-        self._stops = match is not None and self._answer == STOP
-        self._is_raised = match is not None and isinstance(self._answer, int | float)
-        if isinstance(self._answer, int | float) and self._is_raised:
-            self._limit = float(self._answer)
+        match = _SPENT.fullmatch(self._question)
+        reached = TurnBudget(float(match[2]), float(match[1])) if match else None
+        self._stopped = reached if self._answer == STOP else None
+        """The spent budget, if the answer was to stop."""
+        self._raised: TurnBudget | None = None
+        """The raised budget, if any."""
+        if reached is not None and isinstance(self._answer, int | float):
+            self._raised = replace(reached, limit=float(self._answer))
             self._request = replace(request, answer=None)  # no hook waits for the answer
+        limit = backend.max_budget_usd
+        self._budget = self._raised or (None if limit is None else TurnBudget(limit))
 
     async def send(self, prompt: str) -> Reply:
         """Implement `Conversation.send`. With an open question about the budget, the session id ends in `?` and the
         budget.
         """
-        if self._stops and self._limit is not None:
-            message = f"{_reached(self._limit, self._spent)}, and the answer was to stop"
+        if self._stopped is not None:
+            message = f"{self._stopped.reached}, and the answer was to stop"
             raise BackendError(ErrorKind.LIMIT_REACHED, message)
-        sent = _RAISED if self._is_raised and self._is_new else prompt
+        sent = _RAISED if self._raised is not None and self._is_new else prompt
         try:
             return await super().send(sent)
         except BudgetReached as error:
-            if self._limit is None or self.session_id is None:
+            if self._budget is None or self.session_id is None:
                 raise
-            cost = error.usage.cost_usd
-            spent = self._limit if cost is None else round(self._spent + cost, 6)
-            question = budget_question(self._limit, spent)
+            spent = self._budget.after(error.usage.cost_usd)
+            question = spent.question
             notice = Message("assistant", f"({question.text})", error.usage)
             messages = (*(error.messages or (Message("user", sent),)), notice)
-            session_id = marked(self.session_id, f"spent-{spent:.6f}-of-{self._limit:.6f}")
+            session_id = marked(self.session_id, f"spent-{spent.spent:.6f}-of-{spent.limit:.6f}")
             return Reply(notice.content, None, session_id, error.usage, messages, question)
 
     def _call(self, folder: Path) -> Call:
         call = super()._call(folder)
-        if self._limit is None or not self._is_raised:
-            return call
-        return replace(call, max_budget_usd=self._limit - self._spent)
-
-
-def budget_question(limit: float, spent: float) -> Question:
-    """Return the question to a person once the budget of `limit` dollars is spent."""
-    schema: dict[str, JsonValue] = {"anyOf": [{"type": "number", "exclusiveMinimum": spent}, {"enum": [STOP]}]}
-    words = f'{_reached(limit, spent)}. Raise it to? Answer with the new budget in dollars, or "{STOP}"'
-    return Question(words, schema)
-
-
-def _reached(limit: float, spent: float) -> str:
-    return f"Claude Code reached its budget of {_dollars(limit)} (spent {_dollars(spent)})"
+        return call if self._raised is None else replace(call, max_budget_usd=self._raised.rest)
 
 
 def _dollars(amount: float) -> str:
@@ -372,10 +407,16 @@ class ClaudeReader:
         """The session's id, once the model has produced output: only then is the prompt certain to be in the session
         file. The announcement of the session and of a request come up to half a second earlier.
         """
+        self.announced: str | None = None
+        """The session's id, announced before the session file exists."""
         self.is_final = False
         """Whether a `result` was printed and no background work is left. Claude Code waits for a command or agent in
         the background, continues the conversation about its outcome, and prints another result. If the work ends
         before the first result, that result looks final until a `system/init` follows it.
+        """
+        self.last_whole: str | None = None
+        """The last message in the turn; None while a tool use has no result, because a session cut there reports the
+        interruption by itself, provided that no message is dropped.
         """
         self._has_schema = call.output_schema is not None
         self._begins = not call.resume and call.forks is None
@@ -397,6 +438,8 @@ class ClaudeReader:
         """Request of the message in `_pieces`."""
         self._ends_in_text = False
         """Whether that message is the last one: no other has begun, and no tool has returned since."""
+        self._open_uses: set[str] = set()
+        """Tool uses without a result so far."""
         self._in_background = False
         self._result: Mapping[str, JsonValue] | None = None
         self._billed: Usage | None = None
@@ -416,6 +459,7 @@ class ClaudeReader:
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read one event."""
         kind, subtype = text(event, "type"), text(event, "subtype")
+        self.announced = text(event, "session_id") or self.announced
         if kind in {"stream_event", "assistant", "user"} or subtype == "api_retry":
             self.session_id = text(event, "session_id") or self.session_id
         match kind, subtype:
@@ -426,6 +470,8 @@ class ClaudeReader:
             case "user", _ if not text(event, "parent_tool_use_id"):
                 ended = {text(block, "tool_use_id") for block in tables(event, "message", "content")}
                 self._ends_in_text = self._ends_in_text and ended <= {""}
+                self._open_uses -= ended
+                self._note_whole(event)
             case "result", _:
                 return self._finish(event)
             case "rate_limit_event", _:
@@ -500,9 +546,13 @@ class ClaudeReader:
         outputs: list[Output] = []
         for block in tables(event, "message", "content"):
             if text(block, "type") == "tool_use":
+                if is_main:
+                    self._open_uses.add(text(block, "id"))
                 outputs.append(self._output("tool", describe_tool_call(text(block, "name"), at(block, "input"))))
             elif is_main and request not in self._streamed and text(block, "text"):
                 outputs.append(self._text(request, text(block, "text")))
+        if is_main:
+            self._note_whole(event)
         return outputs
 
     def _count(self, request: str, used: Usage) -> None:
@@ -517,6 +567,10 @@ class ClaudeReader:
         self._ends_in_text = self._ends_in_text and request == self._writing
         if model and not model.startswith("<"):
             self._model = shown(model)
+
+    def _note_whole(self, event: Mapping[str, JsonValue]) -> None:
+        """Record a message held whole by the session: a place to continue from, unless a tool result is missing."""
+        self.last_whole = None if self._open_uses else text(event, "uuid") or self.last_whole
 
     def _limit(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:
         """Read a line about the limits of the account, of which the last one counts. With an exceeded limit, an account

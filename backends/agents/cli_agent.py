@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, null
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
 import anyio
@@ -35,6 +35,7 @@ from plait.backends.agents.agent_output import (
     Reader,
     SchemaRefused,
     TurnAnswer,
+    UnreportedCall,
     classify,
     cut_before,
     exchanges,
@@ -54,7 +55,7 @@ from plait.backends.backend_protocol import (
     Output,
     Reply,
 )
-from plait.backends.json_fields import since
+from plait.backends.json_fields import at, since, tables, text
 from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Schema, fitting_answer, in_words
 from plait.backends.process.child_manifest import read_manifest
@@ -160,13 +161,27 @@ class AgentBackend(ProgramBackend, ABC):
         if manifest is None or manifest.note.get("kind") != self.kind:  # the task had another backend at the time
             return None
         reader = reread(self.reader(Call(calls[-1])), calls[-1])
+        about = f"{self.kind}, pid {manifest.pid}"
+        goes_on = manifest.note.get("goes_on") == "yes"
+        if reader.is_final:
+            return DetachedTurn("ended", reader.session_id, goes_on, about)
         state: Literal["alive", "dead"] = "alive" if manifest.outlives_starter else "dead"
-        return DetachedTurn(
-            "ended" if reader.is_final else state,
-            reader.session_id,
-            manifest.note.get("goes_on") == "yes",
-            f"{self.kind}, pid {manifest.pid}",
-        )
+        return DetachedTurn(state, self.session_of(calls[-1]), goes_on, about)
+
+    def session_of(self, folder: Path) -> str | None:
+        """Return the session that holds the prompt of the call with its files in `folder`; None if no session is known.
+
+        The evidence is the agent's output, or else the session's own file.
+        """
+        reader, manifest = reread(self.reader(Call(folder)), folder), read_manifest(folder)
+        if reader.session_id is not None or reader.announced is None or manifest is None:
+            return reader.session_id
+        prompt, files = manifest.note.get("input_digest", ""), self.session_files(reader.announced)
+        return reader.announced if any(holds(path, prompt) for path in files) else None
+
+    def session_files(self, session_id: str) -> Sequence[Path]:  # noqa: ARG002 - for agents with readable session files
+        """Return the files in which the agent may keep the session. Empty by default."""
+        return ()
 
     def executable(self) -> str:
         """Return the path of the command. Raises BackendUnavailable if not found."""
@@ -206,6 +221,11 @@ class AgentBackend(ProgramBackend, ABC):
     def takes_schema(self, schema: Mapping[str, object]) -> bool:  # noqa: ARG002 - for agents that accept schemas
         """Return whether the program itself can enforce `schema`. If not, the prompt describes the schema."""
         return False
+
+    def clock(self, call: Call) -> Callable[[], float]:
+        """Return the clock for the output of the call: a time of day in a message counts from when it was written."""
+        written_at = call.written_at
+        return self.now if written_at is None else lambda: written_at
 
     def input_text(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
         """Return the text for standard input: the prompt, unless the agent receives an answer in another way."""
@@ -254,6 +274,7 @@ class AgentConversation:
         self._calls = 0
         self._plain_lines = deque[str](maxlen=_MAX_PLAIN_LINES)
         """The last lines of the current call's output that are no events."""
+        self._rewinds = request.resumes_interrupted
         self._ends = end_of_turn(request)
         schema = request.output_schema
         self._schema = None if schema is None else Schema(schema)
@@ -306,6 +327,12 @@ class AgentConversation:
             turn.clear()
             return await self._first(turn, prompt)
         except BackendError as error:
+            if error.kind is ErrorKind.SESSION_LOST and self._rewinds:
+                # The turn was interrupted before its last messages reached the session's file. Continue from the
+                # messages in the file.
+                self._rewinds = False
+                turn.clear()
+                return await self._first(turn, prompt)
             lost = error.kind is ErrorKind.SESSION_LOST or isinstance(error, SessionInUse)
             begun = self._request.resumes_interrupted or self._first_call_done
             if not lost or begun or not self._request.history or self._backend.on_lost_session == "fail":
@@ -330,21 +357,23 @@ class AgentConversation:
         self._plain_lines.clear()
         call = self._call(self._files.turn / str(self._calls))
         reader = self._backend.reader(call)
-        unreported = NO_USAGE if self._first_call_done else self._unreported_cost(call)
+        cut: list[UnreportedCall] = []
+        if not self._first_call_done:
+            cut = cut_before(self._files.turn, lambda folder: self._backend.reader(replace(call, folder=folder)))
         try:
             try:
-                child = await self._let_work(call, reader, sent)
+                child = await self._let_work(call, reader, sent, cut)
             except BaseException:
                 # The session, if any, from output written between the last read and the end of the agent.
-                self._note_session(reread(self._backend.reader(call), call.folder).session_id)
+                self._note_session(self._backend.session_of(call.folder))
                 raise
             answered = reader.end(ProcessEnd(child.status, child.tail("stderr"), tuple(self._plain_lines)))
         except BackendError as error:
             used = reader.usage if error.usage == NO_USAGE else error.usage
-            error.usage = unreported + self._own(call.folder, self.session_id, used)
+            error.usage = self._unreported_cost(cut) + self._own(call.folder, self.session_id, used)
             error.continues_session = error.continues_session and reader.session_id is not None
-            if error.retry_after is not None and self._request.attaches:
-                error.retry_after = 0.0  # the words may be old: the next attempt asks when the limit ends
+            if error.retry_after is not None and call.written_at is not None:
+                error.retry_after = max(0.0, error.retry_after - (self._backend.now() - call.written_at))
             if error.kind is ErrorKind.TIMEOUT and anyio.current_time() >= self._ends:
                 error.message = f"no answer within the task's timeout of {self._request.timeout:g} s"
             if error.kind is ErrorKind.TIMEOUT and reader.session_id is None and self._plain_lines:
@@ -357,10 +386,11 @@ class AgentConversation:
             hide(error, self._backend.inherited())
             mark_reported(call.folder)
             raise
+        usage = self._unreported_cost(cut)
         if answered.is_total:
-            usage = unreported + self._total(call, answered.usage)
+            usage += self._total(call, answered.usage)
         else:
-            usage = unreported + self._own(call.folder, self.session_id, answered.usage)
+            usage += self._own(call.folder, self.session_id, answered.usage)
         try:
             message = whole_turn(reader, answered, usage)
         except BackendError as error:
@@ -372,6 +402,11 @@ class AgentConversation:
         return replace(answered, text=message.content)
 
     def _call(self, folder: Path) -> Call:
+        written_at = None
+        manifest = read_manifest(folder) if self._request.attaches else None
+        if manifest is not None and not manifest.is_alive:
+            with suppress(OSError):
+                written_at = (folder / "stdout").stat().st_mtime
         return Call(
             folder,
             self.session_id,
@@ -379,12 +414,13 @@ class AgentConversation:
             forks=None if self._exists else self._request.fork_of,
             output_schema=self._enforced,
             answer=None if self._first_call_done else self._request.answer,
+            written_at=written_at,
         )
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str) -> Child:
+    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         """Return the child of the call, once the child has ended and `reader` has read all its output."""
         until = self._until()
-        async with self._child(call, sent) as child:
+        async with self._child(call, sent, cut) as child:
             with when_cancelled(child.interrupt) if self._backend.ends_at_interrupt else nullcontext():
                 await self._follow(child, reader, until)
         return child
@@ -413,18 +449,18 @@ class AgentConversation:
         return min(anyio.current_time() + self._backend.turn_timeout, self._ends)
 
     @asynccontextmanager
-    async def _child(self, call: Call, sent: str) -> AsyncGenerator[Child]:
+    async def _child(self, call: Call, sent: str, cut: list[UnreportedCall]) -> AsyncGenerator[Child]:
         """Start the child of the call, or adopt it from the process that did; leaving ends the child."""
         async with AsyncExitStack() as stack:
             child = await stack.enter_async_context(adopted(call.folder)) if self._request.attaches else None
             if child is None:
-                launch = await self._launch(call, sent, stack)
+                launch = await self._launch(call, sent, cut, stack)
                 child = await stack.enter_async_context(running(launch, call.folder))
             yield child
         if child.skipped:
             self._request.on_output(Output("notice", f"output lines skipped as too long: {child.skipped}"))
 
-    async def _launch(self, call: Call, sent: str, stack: AsyncExitStack) -> Launch:
+    async def _launch(self, call: Call, sent: str, cut: Sequence[UnreportedCall], stack: AsyncExitStack) -> Launch:
         """Return the command of a call, with its session locked until the end of `stack`."""
         backend, request, keeps = self._backend, self._request, [*self._request.keeps]
         if call.session_id is not None:
@@ -435,18 +471,25 @@ class AgentConversation:
         if cancel_requested():
             message = f"the run is being cancelled, so {backend.kind} is not called"
             raise BackendError(ErrorKind.CRASHED, message)
+        if self._rewinds:
+            readers = [one.reader for one in cut if one.is_cut and one.reader.session_id == call.session_id]
+            whole = [reader.last_whole for reader in readers if reader.last_whole]
+            self._rewinds = bool(whole)
+            call = replace(call, rewind_to=whole[0] if whole else None)
         private_folder(call.folder)
+        text = backend.input_text(call, sent)
         # The agent's own spans join the trace of the run.
         trace = {} if request.traceparent is None else {"TRACEPARENT": request.traceparent}
         return Launch(
             self._words(call),
             {**backend.inherited(), **own_variables(request), **trace, **backend.environment(call)},
             backend.folder,
-            backend.input_text(call, sent).encode(),
+            text.encode(),
             keeps,
             {
                 "kind": backend.kind,
                 "goes_on": "yes" if request.resumes_interrupted else "no",
+                "input_digest": digest(text),
                 # For a process that adopts the turn.
                 **({_ANSWERED: json.dumps([self._question, self._answer])} if self._question else {}),
             },
@@ -470,9 +513,9 @@ class AgentConversation:
             self.session_id, self._exists = clean_text(session_id), True
             self._request.on_session(self.session_id)
 
-    def _unreported_cost(self, call: Call) -> Usage:
-        cut = cut_before(self._files.turn, lambda folder: self._backend.reader(replace(call, folder=folder)))
-        cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in cut), NO_USAGE)
+    def _unreported_cost(self, cut: list[UnreportedCall]) -> Usage:
+        read = ((one.folder, one.reader) for one in reversed(cut))
+        cost = sum((self._own(folder, reader.session_id, reader.usage) for folder, reader in read), NO_USAGE)
         return replace(cost, model=None)  # an interrupted call does not determine the answering model
 
     def _own(self, folder: Path, session_id: str | None, usage: Usage) -> Usage:  # noqa: ARG002 - used by a subclass
@@ -530,7 +573,7 @@ def replayed(history: Sequence[Message], prompt: str) -> str:
     )
 
 
-# Sessions of agents: the lock of the writer and the cost so far, kept beside the turns.
+# Sessions of agents: the lock of the writer and the cost so far, kept beside the turns; does a session hold a prompt.
 #
 # Two processes in one session do harm: one agent silently drops a branch of the conversation, another never ends. The
 # process that runs a turn therefore holds a lock on a file, and its child inherits the descriptor: the lock lasts while
@@ -687,3 +730,29 @@ def _read_usage(path: Path) -> Usage | None:
 def _write_usage(path: Path, usage: Usage) -> None:
     with suppress(OSError):
         replace_file(path, json.dumps(as_json(usage)))
+
+
+def digest(prompt: str) -> str:
+    """Return the digest by which a prompt is recognised later."""
+    return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+def holds(path: Path, wanted: str) -> bool:
+    """Return whether a user message in the file, one JSON object per line, has the digest `wanted`. Never raises."""
+    try:
+        with path.open("rb") as lines:
+            return any(b'"user"' in line and wanted in map(digest, _user_texts(line)) for line in lines)
+    except OSError:
+        return False
+
+
+def _user_texts(line: bytes) -> list[str]:
+    """Return the user's texts in a line of a session file of Claude Code (`message`) or Codex (`payload`)."""
+    try:
+        entry: Any = json.loads(line)
+    except ValueError:
+        return []
+    message = at(entry, "message") or at(entry, "payload")
+    if text(message, "role") != "user":
+        return []
+    return [text(message, "content"), *(text(block, "text") for block in tables(message, "content"))]

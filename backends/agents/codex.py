@@ -6,10 +6,13 @@ Token counts cover the whole session. The session keeps the prompt of a failed o
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, cast
 
 from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer, failure, kind_of_failure, no_outcome
@@ -81,6 +84,11 @@ class CodexBackend(AgentBackend):
         """Return whether the server accepts the schema."""
         return schema.get("type") == "object" and _is_strict(cast("JsonValue", dict(schema)))
 
+    def session_files(self, session_id: str) -> Sequence[Path]:
+        """Return the files of the session: one file, in a folder for each day."""
+        home = Path(os.environ.get("CODEX_HOME") or "~/.codex").expanduser()
+        return sorted(home.glob(f"sessions/*/*/*/rollout-*-{glob.escape(session_id)}.jsonl"))
+
     @property
     def writes(self) -> bool:
         """Whether the sandbox lets the agent write."""
@@ -124,7 +132,7 @@ class CodexBackend(AgentBackend):
 
     def reader(self, call: Call) -> CodexReader:
         """Return a reader for the output of the call."""
-        return CodexReader(call, self.now, self.model)
+        return CodexReader(call, self.clock(call), self.model)
 
 
 def _is_strict(schema: JsonValue) -> bool:
@@ -167,6 +175,8 @@ class CodexReader:
 
     usage = NO_USAGE
     """No usage: the only counts, at the end, cover the whole session."""
+    last_whole: str | None = None
+    """None: a session can be continued from its end only."""
 
     def __init__(self, call: Call, now: Callable[[], float], model: str | None = None) -> None:
         self.last_text = ""
@@ -189,6 +199,11 @@ class CodexReader:
         the thread's file. The start of the turn is reported earlier.
         """
         return self._thread if self._has_output and not self._is_another else None
+
+    @property
+    def announced(self) -> str | None:
+        """The thread's id, announced before the thread's file holds the prompt."""
+        return None if self._is_another else self._thread
 
     @property
     def is_final(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
+from graphlib import TopologicalSorter
 from typing import Any, ClassVar
 
 from plait.backends.backend_protocol import Attachment, ConversationRequest, Output
@@ -245,60 +246,97 @@ class _Answer(PartialAnswer):
 _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
 # Keywords without which the rest forbids values that the schema allows, or has a dangling reference.
-_BEYOND = frozenset({"definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
+_BEYOND = frozenset({"$defs", "definitions", "$anchor", "patternProperties", "allOf", "if", "not"})
 # Each object is closed, so at most one of these keywords may describe a value.
 _SHAPES = frozenset({"properties", "anyOf", "oneOf", "$ref"})
+_LOCAL = "#/$defs/"
 
 
 def native_schema(schema: Mapping[str, object]) -> dict[str, Any] | None:
     """Return `schema` in the part of JSON Schema supported by the API; None if that part cannot express the schema, so
-    that the translation would break or narrow it. The API itself refuses a schema that refers to itself.
+    that the translation would break or narrow it.
     """
     try:
-        return _strict(schema)
+        return _with_definitions(schema)
     except (AttributeError, RecursionError, TypeError, ValueError):  # a schema of another shape than JSON Schema's
         return None
 
 
-def _strict(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `schema` in the supported part. Raises ValueError if the part cannot express the schema."""
+def _with_definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    rest = dict(schema)
+    definitions: Mapping[str, Any] = rest.pop("$defs", {})
+    references: dict[str, set[str]] = {name: set() for name in ("", *definitions)}
+    strict = _strict(rest, references[""])
+    if "$defs" in schema:
+        strict["$defs"] = {name: _strict(one, references[name]) for name, one in definitions.items()}
+    if set().union(*references.values()) - set(definitions):
+        raise ValueError("a reference points to no definition")
+    TopologicalSorter(references).prepare()  # raises ValueError for a schema that refers to itself
+    return strict
+
+
+def _strict(schema: Mapping[str, Any], references: set[str]) -> dict[str, Any]:
+    """Return `schema` in the supported part, and add the definitions that it refers to to `references`. Raises
+    ValueError if the part cannot express the schema.
+    """
     if _BEYOND & schema.keys() or len(_SHAPES & schema.keys()) > 1:
         raise ValueError("the schema combines what closed objects cannot")
     if schema.get("additionalProperties", False) is not False:
         raise ValueError("an object is open")
+    if schema.get("type") == "object" and not schema.get("properties"):
+        raise ValueError("an object with any keys would become an empty object")
+    rest = dict(schema)
+    if "$ref" in rest:
+        name = rest["$ref"].removeprefix(_LOCAL)
+        references.add("" if name == rest["$ref"] else name)
+        return {"$ref": rest["$ref"]}
     strict: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
-    for key, value in schema.items():
-        match key:
-            case "$ref" if value.startswith("#/$defs/"):
-                strict[key] = value
-            case "enum" | "const" | "title" | "description":
-                strict[key] = value
-            case "type" if value in _TYPES:
-                strict[key] = value
-            case "properties" | "$defs":
-                strict[key] = {name: _strict(one) for name, one in value.items()}
-            case "anyOf" | "oneOf":
-                strict["anyOf"] = [_strict(one) for one in value]
-            case "items":
-                strict[key] = _strict(value)
-            case "required" | "additionalProperties":
-                strict[key] = value
-            case "format" if value in _FORMATS:
-                strict[key] = value
-            case "minItems" if value in {0, 1}:
-                strict[key] = value
-            case _:
-                limits[key] = value
-    if "$ref" in strict:
-        return {key: strict[key] for key in ("$ref", "$defs") if key in strict}
-    if not strict.keys() & {"type", "enum", "const", "anyOf"}:
+    kind, literals = rest.pop("type", None), _take_literals(rest)
+    first, second = rest.pop("anyOf", None), rest.pop("oneOf", None)
+    variants = second if first is None else first
+    if variants is not None:
+        strict["anyOf"] = [_strict(one, references) for one in variants]
+    elif literals:
+        kind = None
+    elif kind not in _TYPES:
         raise ValueError("the schema says no type")
-    if strict.get("type") == "object":
-        if not strict.get("properties"):
-            raise ValueError("an object with any keys would become an empty object")
-        strict["additionalProperties"] = False
-    if limits:
-        words = "{" + ", ".join(f"{name}: {value}" for name, value in limits.items()) + "}"
-        strict["description"] = "\n\n".join(one for one in (strict.get("description"), words) if one)
+    else:
+        strict["type"] = kind
+    strict |= literals
+    strict |= {name: rest.pop(name) for name in ("description", "title") if rest.get(name) is not None}
+    if not literals:
+        strict |= _take_members(kind, rest, references)
+    if rest:
+        limits = "{" + ", ".join(f"{name}: {value}" for name, value in rest.items()) + "}"
+        strict["description"] = "\n\n".join(one for one in (strict.get("description"), limits) if one)
     return strict
+
+
+def _take_literals(rest: dict[str, Any]) -> dict[str, Any]:
+    """Return `enum` and `const` as far as they hold plain values, and remove them from `rest`."""
+    literals: dict[str, Any] = {}
+    if isinstance(rest.get("enum"), list) and rest["enum"] and all(map(_is_plain, rest["enum"])):
+        literals["enum"] = rest.pop("enum")
+    if "const" in rest and _is_plain(rest["const"]):
+        literals["const"] = rest.pop("const")
+    return literals
+
+
+def _take_members(kind: object, rest: dict[str, Any], references: set[str]) -> dict[str, Any]:
+    """Return the keywords for values of type `kind` that the API supports, and remove them from `rest`."""
+    if kind == "object":
+        rest.pop("additionalProperties", None)
+        members: dict[str, Any] = {name: _strict(one, references) for name, one in rest.pop("properties", {}).items()}
+        required = {"required": rest.pop("required")} if rest.get("required") is not None else {}
+        return {"properties": members, "additionalProperties": False, **required}
+    if kind == "string" and rest.get("format") in _FORMATS:
+        return {"format": rest.pop("format")}
+    if kind == "array":
+        items = {"items": _strict(rest.pop("items"), references)} if "items" in rest else {}
+        least = {"minItems": rest.pop("minItems")} if rest.get("minItems") in {0, 1} else {}
+        return {**items, **least}
+    return {}
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)

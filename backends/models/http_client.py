@@ -201,28 +201,46 @@ def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
     return Endpoint(url, read_key(variable, needed=key_needed))
 
 
-_HOST = re.compile(r"(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|[\da-f:.]+(?:%\w+)?")
-"""A name, or an IPv6 address."""
-
-
 def url_fault(url: str) -> str | None:
     """Return the fault of a `base_url` that cannot be called, or None. Repeats the faulty part alone: a URL may hold a
     secret.
     """
+    if any(char.isspace() or not char.isprintable() for char in url):
+        return "base_url holds a space or a control character"
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme or "." in scheme or rest[:1].isdigit():  # example.com/v1, localhost:8080
         return "base_url has no scheme: write http:// or https:// in front"
     if scheme.lower() not in {"http", "https"}:
         return f"base_url begins with {shown(scheme, 20)}:, and only http:// and https:// can be called"
+    if not rest.startswith("//"):
+        return f"base_url has to begin with {scheme}://, with two slashes"
     try:
         parts = urlsplit(url)
-        is_address = _HOST.fullmatch(parts.hostname or "") and parts.port != 0
-    except ValueError:  # of the port, or of the brackets of an IPv6 address
-        is_address = False
-    if not is_address or any(char.isspace() or not char.isprintable() for char in url):
-        return "base_url names no host and port that can be called"
+    except ValueError:
+        return "the brackets of the IPv6 address in base_url do not fit"
     end = next((end for end in _OWN_PATHS if parts.path.rstrip("/").endswith(end)), None)
-    return None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
+    path_fault = None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
+    return _address_fault(parts.netloc) or path_fault
+
+
+def _address_fault(netloc: str) -> str | None:
+    host, bracket, port = netloc.rpartition("]")
+    if bracket:
+        host, port = host + bracket, port.removeprefix(":")
+    else:
+        host, _, port = netloc.partition(":")
+    if not host:
+        return "base_url names no host"
+    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+        return f"the port {shown(port, 20)!r} in base_url is not a number from 1 to 65535"
+    if bracket:
+        return None
+    wrong = next((char for char in host if not (char.isalnum() or char in "-._")), None)
+    if wrong is not None:
+        return f"the host in base_url holds {wrong!r}, which no host name has"
+    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+        return "a part of the host in base_url is empty, or longer than 63 characters"
+    return None
 
 
 def is_environments(url: str, variable: str, default: str) -> bool:

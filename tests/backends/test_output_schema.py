@@ -40,6 +40,7 @@ async def read(answer: str, schema: dict[str, Any]) -> Any:
         f"~~~json\n{GOOD}\n~~~",
         f"~~~\r\n  {GOOD}\r\n~~~",
         f"<thinking>\nMaybe {OTHER}\nNo.\n</thinking>\n{GOOD}",
+        f"Okay.\n<think>first {OTHER}\n</think>{GOOD}",
         f"<|channel|>analysis<|message|>{OTHER}<|end|><|start|>assistant<|channel|>final<|message|>{GOOD}",
         f"So [see below] it is:\n{GOOD}",
         f"The set {{x | x > 0}} gives\n{GOOD}",

@@ -144,6 +144,10 @@ def test_a_cut_answer_keeps_the_text_that_arrived() -> None:
         ("so four. </think>\nfour", "four", "so four."),
         ('so four\n</think>{"n": 4}', '{"n": 4}', "so four"),
         ("<think>I say `</think>` here.\n</think>\nfour", "four", "I say `</think>` here."),
+        ("Okay.\n<think>first\n</think>four", "Okay.\nfour", "first"),
+        ("four\n<think>\nwas that right?\n</think>", "four", "was that right?"),
+        ("four\n<think>\nwas that", "four", "was that"),
+        ("Sure: <think>\na\n</think>\nfour", "Sure: \nfour", "a"),
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>four<|return|>",
             "four",
@@ -155,6 +159,9 @@ def test_a_cut_answer_keeps_the_text_that_arrived() -> None:
         ("<|start|>assistant<|channel|>commentary to=f <|constrain|>json<|message|>{}<|call|>", "", "{}"),
         ("<|channel|>final <|constrain|>json<|message|>{}", "{}", ""),
         ("<|channel|>analysis<|message|>a", "", "a"),
+        ("analysisWe need four.assistantfinalfour", "four", "We need four."),
+        ("Here is my thought process: a\nHere is my response: four", "four", "a"),
+        ("<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>four<|END_RESPONSE|>", "four", "a"),
     ],
 )
 def test_thoughts_are_kept_apart_from_the_answer(text: str, answer: str, thoughts: str) -> None:
@@ -170,7 +177,6 @@ def test_thoughts_are_kept_apart_from_the_answer(text: str, answer: str, thought
         "Close the block with `</think>`.\nThen answer.",
         "So:\n```\n<think>\na\n</think>\nfour\n```\nThat is the form.",
         "The end mark of thoughts is\n```\n</think>\n```\nand nothing else.",
-        "Okay.\n<think>first\n</think>four",
         "Use <think> to open.\nIt has no end here.",
         "The marks:\n<think> opens the thoughts.",
         "So:\n```\n<think>\na\n```\nThat is the mark.",
@@ -181,6 +187,7 @@ def test_thoughts_are_kept_apart_from_the_answer(text: str, answer: str, thought
         "four\n</think>",
         "gpt-oss begins with `<|start|>assistant<|channel|>final<|message|>`.",
         "The mark `<|channel|>analysis<|message|>` begins thoughts.",
+        "analysis of the data: assistantfinal",
         " four \n",
         "a < b and <b>bold</b>",
     ],
@@ -209,3 +216,9 @@ def test_no_text_takes_long(text: str) -> None:
     began = time.process_time()
     split_thoughts(text)
     assert time.process_time() - began < 2
+
+
+def test_a_block_that_ends_on_a_line_of_its_own_is_thoughts_unless_its_mark_is_quoted() -> None:
+    quoted = "Answer.\nA mark `<think>\nx\n</think>\nrest"
+    assert split_thoughts(quoted) == (quoted, "")
+    assert split_thoughts(quoted.replace("`", "")) == ("Answer.\nA mark \nrest", "x")

@@ -211,7 +211,7 @@ async def test_a_branch_off_from_a_session_whose_file_is_gone(world: World, kind
     backend = backend_of(kind, world)
     parent = await send(backend, "P1", session_id=backend.new_session_id(), files=files_of(world.folder, 1))
     assert parent.session_id is not None
-    for file in world.home.glob(f"**/*{parent.session_id}.jsonl"):
+    for file in backend.session_files(parent.session_id):
         file.unlink()
     request = {"session_id": backend.new_session_id(), "fork_of": parent.session_id, "files": files_of(world.folder, 2)}
     history = (Message("user", "My name is Ada."), Message("assistant", "Hello Ada."))

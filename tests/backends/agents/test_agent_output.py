@@ -27,10 +27,13 @@ EVENT = {"type": "result", "result": 'a "quoted" {word}, \x1b[0m, ünïcode \u00
 BEFORE = {
     "a title": "\x1b]0;agent: ready\x07",
     "a title with another end": "\x1b]2;agent\x1b\\",
+    "a title that holds JSON": '\x1b]0;{"type": "x"}\x07',
+    "a title in one byte": "\x9d0;agent\x9c",
     "progress": "\x1b]9;4;3;\x1b\\",
     "a text for the terminal": "\x1bPq#0\x1b\\",
     "bracketed paste": "\x1b[?2004h",
     "a hidden cursor and a colour": "\x1b[?25l\x1b[1;31m",
+    "a colour in one byte": "\x9b0m",
     "a reset": "\x1bc\x1b(B",
     "a bell": "\x07",
     "a byte order mark": "\ufeff",
@@ -39,7 +42,11 @@ BEFORE = {
     "a null": "\0",
     "an erased line": "Loading the settings\x1b[2K\x1b[1G",
     "an overwritten line": "Loading the settings\r",
-    "a spinner": "⠋ Thinking\r",
+    "a spinner": "⠋ Thinking",
+    "a spinner and time": "✻ Working… (3s · esc to interrupt) ",
+    "a plain spinner": "| ",
+    "words of progress": "Starting MCP servers...",
+    "a coloured spinner": "\x1b[33m⠙\x1b[0m loading ",
 }
 AFTER = ["", "\r", "\x07", "\x1b[0m", "\x1b]0;done\x07", "\ufeff", " ⠙ Waiting", "\x1b[?2004l\r", "Done in 3 s"]
 
@@ -51,6 +58,18 @@ def test_an_event_is_read_with_what_a_terminal_would_not_show_around_it(before: 
             line = read_line(f"{before}{said}{after}".encode())
             assert line.events == [EVENT], (before, after)
             assert line.words == ""
+
+
+@pytest.mark.parametrize("before", [b"\x1b]0;agent ", b"\xff\xfe", b"\xe2\xa0 "])
+def test_an_event_is_read_behind_a_piece_of_a_code_or_of_a_character(before: bytes) -> None:
+    assert read_line(before + json.dumps(EVENT).encode()).events == [EVENT]
+
+
+@pytest.mark.parametrize("code", ["\x1b]0;x\x07", "\x1b[0m", "\r", "\x07", "\x1b[2K"])
+def test_a_code_inside_of_an_event_is_no_part_of_it(code: str) -> None:
+    said = json.dumps({"type": "x", "text": "Hello world"})
+    for at in range(len(said)):
+        assert read_line(f"{said[:at]}{code}{said[at:]}".encode()).events == [{"type": "x", "text": "Hello world"}], at
 
 
 def test_two_events_in_a_line_are_both_read() -> None:

@@ -19,6 +19,7 @@ COMMON = ["-p", "--output-format=stream-json", "--verbose", "--include-partial-m
         ({"session_id": "N"}, ["--session-id=N"]),
         ({"session_id": "S", "resume": True}, ["--resume=S"]),
         ({"session_id": "S", "resume": True, "forks": "old"}, ["--resume=S"]),
+        ({"session_id": "S", "resume": True, "rewind_to": "m"}, ["--resume=S", "--resume-session-at=m"]),
         ({"session_id": "N", "forks": "P"}, ["--resume=P", "--fork-session", "--session-id=N"]),
         (
             {"session_id": "N", "output_schema": {"type": "object"}},

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from plait import DAG, ParallelRunner, PlaitError, RunResult, RunStatus, SQLiteStore, Task, TaskStatus
-from plait.backends.agents.claude_code import budget_question
+from plait.backends.agents.claude_code import TurnBudget
 from plait.dialogue import Answer
 from tests.support.agents.homes import Home, send, until
 from tests.support.processes.command import PLAIT, environment, plait
@@ -110,8 +110,9 @@ async def test_an_answer_for_a_hook_is_no_budget(home: Home) -> None:
     assert reply.text == "went on"
 
 
-def test_a_question_shows_dollars_to_the_cent() -> None:
-    assert budget_question(2, 2.034).text == ASKED.format("2.00", "2.03")
+def test_what_is_spent_when_the_cost_of_a_call_is_unknown() -> None:
+    assert TurnBudget(2).after(None) == TurnBudget(2, 2)
+    assert TurnBudget(2, 2.034).reached == "Claude Code reached its budget of $2.00 (spent $2.03)"
 
 
 def plan(home: Home, folder: Path) -> None:

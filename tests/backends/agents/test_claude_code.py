@@ -190,6 +190,7 @@ def test_a_cut_turn_says_what_is_known_of_it(lines: int) -> None:
     assert seen.error.continues_session == (seen.reader.session_id is not None) == (lines > 2)
     begun, whole = Usage(16, 1, model=MODEL, cache_read_tokens=5), Usage(16, 7, model=MODEL, cache_read_tokens=5)
     assert seen.error.usage == {1: NOTHING, 2: NOTHING, 3: begun, 6: begun, 9: whole}[lines]
+    assert seen.reader.last_whole == (None if lines < 7 else "444cc378-160a-4507-bfef-2c412d54c5c4")
 
 
 API_ERROR: dict[str, Any] = {
@@ -345,7 +346,7 @@ def test_what_a_subagent_says_is_no_answer_but_its_tools_are_seen() -> None:
     reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
     seen = read(reader, json.dumps(message), ProcessEnd(-9))
     assert [(output.kind, output.text) for output in seen.outputs] == [("tool", "Read: a \\x1bb")]
-    assert reader.usage == Usage(3, 2)
+    assert (reader.usage, reader.last_whole) == (Usage(3, 2), None)
 
 
 def test_a_key_in_a_message_is_not_repeated() -> None:

@@ -1,13 +1,46 @@
-"""Turns of Claude Code that are cut at the cancel of their run."""
+"""Turns of Claude Code that are cut: at the cancel of their run, and before the model had said anything."""
 
 from __future__ import annotations
 
+import json
+
 import anyio
+import pytest
 
 from plait import DAG, MemoryStore, ParallelRunner, Retry, RunStatus, Task, TaskStatus
+from plait.backends.agents.claude_code import ANSWER
+from plait.backends.agents.cli_agent import digest
+from plait.backends.process.child_manifest import ChildManifest, write_manifest
 from plait.backends.running_turn import Cancellation, Turn, in_turn
 from plait.errors import ErrorKind
 from tests.support.agents.homes import Home, fails, send, until
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_an_answer_is_in_the_session_once_its_hook_has_taken_it(home: Home, taken: bool) -> None:
+    folder = home.files(2).turn / "1"
+    folder.mkdir(parents=True)
+    write_manifest(
+        folder,
+        ChildManifest(
+            "0123456789abcdef",
+            "another boot",
+            1,
+            "1",
+            {"kind": "claude-code", "goes_on": "no", "input_digest": digest("")},
+        ),
+    )
+    (folder / "stdout").write_text(json.dumps({"type": "system", "subtype": "init", "session_id": "s"}) + "\n")
+    (folder / ANSWER).write_text('"allow"')
+    if taken:
+        (folder / ANSWER).unlink()
+    session = home.path / ".claude" / "projects" / "here" / "s.jsonl"
+    session.parent.mkdir(parents=True)
+    result = {"type": "tool_result", "tool_use_id": "earlier", "content": "done"}
+    session.write_text(json.dumps({"type": "user", "message": {"role": "user", "content": [result]}}) + "\n")
+    left = home.claude(ask_for=("Bash",)).inspect(home.files(2))
+    assert left is not None
+    assert (left.state, left.session_id) == ("dead", "s" if taken else None)
 
 
 async def test_the_agent_of_a_cancelled_run_ends_its_turn_long_before_the_grace_time_ends(home: Home) -> None:

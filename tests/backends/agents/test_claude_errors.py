@@ -55,6 +55,7 @@ ERRORS = {
 }
 MESSAGES = {
     "No conversation found with session ID: x": "session_lost",
+    "No message found with message.uuid of: x": "session_lost",
     "Session x is already in use": "transient",
     "error: unknown option '--x'": "invalid_request",
     "error: --json-schema is not a valid schema": "invalid_request",

@@ -197,7 +197,7 @@ async def test_a_turn_that_fails_says_so_whatever_the_exit_status(home: Home) ->
     assert "SIGKILL" in caught.value.message
 
 
-async def test_a_cut_turn_is_taken_up_in_its_session_and_is_paid_for_once(home: Home) -> None:
+async def test_a_cut_turn_is_taken_up_behind_its_last_whole_message_and_is_paid_for_once(home: Home) -> None:
     backend = home.claude()
     session = backend.new_session_id()
     working = ConversationRequest(session_id=session, files=home.files(1))
@@ -215,6 +215,30 @@ async def test_a_cut_turn_is_taken_up_in_its_session_and_is_paid_for_once(home: 
     said = [text for _, text in home.calls[-1]["said"]]
     assert said == ["Work. [[tool]] [[until /dev/null/never]]", "<tool Bash>", "<result done>", "Go on."]
     assert reply.usage.input_tokens == 30  # three requests, two of them in the turn that was cut
+
+
+async def test_a_turn_that_was_cut_before_its_last_message_was_kept_goes_on_from_what_was(home: Home) -> None:
+    backend = home.claude()
+    session = backend.new_session_id()
+    working = ConversationRequest(session_id=session, files=home.files(1))
+    async with anyio.create_task_group() as group:
+        group.start_soon(send_opened, backend, working, "Work. [[tool]] [[until /dev/null/never]]")
+        await until(lambda: home.begun == 2)
+        group.cancel_scope.cancel()
+    # The real one writes its file a moment after it has told what stands in it.
+    kept = home.path / "sessions" / f"{session}.jsonl"
+    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:-1]))
+    reply = await send(
+        backend, "Go on.", session_id=session, resume=True, resumes_interrupted=True, files=home.files(2)
+    )
+    assert [text for _, text in home.calls[-1]["said"]] == [
+        "Work. [[tool]] [[until /dev/null/never]]",
+        "<tool Bash>",
+        "Go on.",
+    ]
+    assert len(home.calls) == 3
+    assert reply.session_id == session
+    assert reply.usage.input_tokens == 30
 
 
 async def test_a_cut_turn_whose_session_is_gone_is_said_to_be_lost(home: Home) -> None:

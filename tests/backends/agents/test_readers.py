@@ -89,7 +89,8 @@ def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, An
             output.text.encode()
             assert output.kind == "text" or output.text.isprintable()
             assert output.kind == "text" or len(output.text) <= 140
-        assert reader.session_id is None or reader.session_id.encode()
+        for word in (reader.session_id, reader.last_whole):
+            assert word is None or word.encode()
         assert reader.usage.input_tokens >= 0 and reader.usage.output_tokens >= 0
         assert isinstance(reader.is_final, bool)
     try:

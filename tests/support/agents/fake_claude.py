@@ -72,7 +72,12 @@ def begin() -> tuple[str, list[dict[str, str]]]:
         return new or new_id(), []
     if not path_of(old).exists():
         refuse(f"No conversation found with session ID: {old}")
-    return (new or new_id()) if "fork-session" in OPTIONS else old, load(old)
+    said = load(old)
+    if at := OPTIONS.get("resume-session-at"):
+        if at not in (ids := [one["uuid"] for one in said]):
+            refuse(f"No message found with message.uuid of: {at}")
+        said = said[: 1 + ids.index(at)]
+    return (new or new_id()) if "fork-session" in OPTIONS else old, said
 
 
 class Talk:
