@@ -427,7 +427,7 @@ def _json_lines(lines: Iterable[str], skip: int) -> Rows:
 
 def _json_list(lines: Iterable[str], _skip: int) -> Rows:
     text = "".join(lines)
-    whole = _json(text, 1) if text.strip() else ([],)
+    whole = _json(text if text.strip() else "[]", 1)
     if isinstance(whole, PlanProblem):
         yield whole
     elif isinstance(whole[0], list):
