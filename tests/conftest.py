@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -22,7 +23,6 @@ import pytest
 from plait.persistence import SQLiteStore, Store
 from tests.support.agents.homes import Home, make_home
 from tests.support.processes.room import Kin, kin
-from tests.support.shares import has_no_test
 
 # A developer's own keys, servers and proxies must not reach a test, nor a test them.
 PRIVATE = ("OPENAI_", "ANTHROPIC_", "PLAIT_")
@@ -77,7 +77,12 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # and one under nohup
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file without a test of those that are asked for: each worker would import all of them."""
-    return (collection_path.match("test_*.py") and has_no_test(collection_path, config.option.markexpr)) or None
+    if config.option.markexpr not in {"slow", "not slow"} or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    if config.option.markexpr == "slow":
+        return "mark.slow" not in text or None
+    return re.search(r"^pytestmark = .*mark\.slow", text, re.MULTILINE) is not None or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
