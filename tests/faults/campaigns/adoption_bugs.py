@@ -43,8 +43,12 @@ def _wrong_turn_kept() -> AbstractContextManager[object]:
 @contextmanager
 def _all_ended_by_an_answer() -> Generator[None]:
     """So does what a person says in a conversation."""
+
+    async def end(folder: Path) -> None:
+        await leftovers.end_attempt(folder.parents[1])
+
     with (
-        mock.patch.object(answer_task, "under_way", return_value=[]),
+        mock.patch.object(answer_task, "end_attempt", end),
         mock.patch.object(continue_task, "under_way", return_value=[]),
     ):
         yield

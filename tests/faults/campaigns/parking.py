@@ -32,10 +32,8 @@ import anyio
 from plait import DAG, ParallelRunner, Runs, RunStatus, SQLiteStore, Task, failpoints
 from plait.backends import ClaudeCodeBackend
 from plait.clock_and_ids import Clock, parse_time
-from plait.runner.engine import run_lifecycle
 from plait.runner.engine.executor import PARK_S
 from plait.runner.recovery import resume, resume_plan
-from plait.runner.scheduling.slots import Pause
 from tests.faults.campaigns import killed_runs
 from tests.faults.campaigns.killed_runs import Campaign, in_a_process
 from tests.faults.campaigns.report import Scale
@@ -231,7 +229,10 @@ def _time_forgotten() -> AbstractContextManager[object]:
 
 
 def _no_probe() -> AbstractContextManager[object]:
-    return mock.patch.object(run_lifecycle, "_throttled", return_value=dict[int, Pause]())
+    async def none(*_args: Any) -> dict[str, tuple[float | None, str]]:
+        return {}
+
+    return mock.patch.object(resume, "_closed_backends", none)
 
 
 def _not_due_at_its_time() -> AbstractContextManager[object]:

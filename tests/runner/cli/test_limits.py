@@ -110,16 +110,16 @@ def test_a_limit_of_a_week_outlives_the_process(tmp_path: Path, monkeypatch: pyt
         before = list(server.calls)
         assert len(before) <= 3, "one, and those under way when the backend closed"
         with Terminal(tmp_path, "resume", "last") as run:
-            run.until("h after rate_limited, until ")
+            run.until("h after 429, until ")
             shown = plait_here(tmp_path, "show", "last").out
             value = plait_here(tmp_path, "show", "last", "--json").value
             log = plait_here(tmp_path, "log", "last").out
             run.press_ctrl_c()
             assert run.wait() != 0
-        assert re.search(r"\nthrottled api paused (7d23h|8d00h) after rate_limited, until ", shown)
+        assert re.search(r"\nthrottled api paused (7d23h|8d00h) after 429, until ", shown)
         assert re.search(r" api paused 8d00h after 429, until ", log)
         (throttled,) = value["throttled"]
-        assert (throttled["backend"], throttled["cause"], throttled["total"]) == ("api", "rate_limited", 2)
+        assert (throttled["backend"], throttled["cause"], throttled["total"]) == ("api", "429", 2)
         assert value["counts"] == {"completed": 1, "pending": 3}
         assert any(task["next_try_at"] == throttled["until"] for task in value["tasks"])
         assert server.calls == before, "no call before the time"

@@ -74,14 +74,14 @@ def test_a_stopped_pilot_is_resumed_as_a_pilot(folder: Path) -> None:
     assert [call for call in calls(folder) if len(call) < 10] == ["a", "part x"]
 
 
-def test_an_edited_plan_differs_from_a_pilot_in_what_was_edited_alone(folder: Path) -> None:
-    queued = plait_here(folder, "run", "plan.yaml", "--limit", "1", "--queue")
+def test_the_plan_of_a_pilot_has_changed_if_it_was_edited_alone(folder: Path) -> None:
+    note = "the plan file has changed since this run was stored; a resume runs the stored plan"
+    same, edited = (plait_here(folder, "run", "plan.yaml", "--limit", "1", "--queue").out.strip() for _ in range(2))
+    assert note not in plait_here(folder, "resume", same).err
     (folder / "plan.yaml").write_text((folder / "plan.yaml").read_text().replace("part {{", "piece {{"))
-    done = plait_here(folder, "resume", queued.out.strip())
+    done = plait_here(folder, "resume", edited)
     assert done.code == 0
-    changed = next(line for line in done.err.splitlines() if "tasks.part.prompt" in line)
-    assert "growth" not in changed
-    assert "inputs" not in changed
+    assert note in done.err
 
 
 def test_every_row_is_checked_although_the_pilot_takes_the_first(folder: Path) -> None:

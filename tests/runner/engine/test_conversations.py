@@ -147,7 +147,7 @@ async def test_a_task_that_failed_for_good_keeps_its_prompt(store: Store) -> Non
     await runner.run(dag, "r")
     assert [(m.role, m.content) for m in await store.list_messages("r", "a")] == [("user", "say it")]
     backend = Talker()
-    with pytest.raises(PlaitError, match="task 'a' of run r is failed and has no conversation"):
+    with pytest.raises(PlaitError, match="task 'a' of run r is failed, with no conversation to continue"):
         await ParallelRunner(backend, store=store).runs.continue_task("r", "a", "why not?")
     assert backend.prompts == []  # a prompt that nobody answered is no turn
 

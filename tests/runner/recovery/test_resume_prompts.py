@@ -102,7 +102,7 @@ def test_the_command_takes_the_prompts_of_failed_tasks_from_the_plan(tmp_path: P
     done = plait_here(tmp_path, "resume", "last", "--retry-failed", "--plan", "plan.yaml")
     assert done.code == 0, done.err
     assert "taking the prompts of b, part.1, part.2 from " in done.err
-    assert "(tasks.c.prompt); a resume runs the stored plan" in done.err
+    assert "since this run was stored; a resume runs the stored plan, but for these prompts" in done.err
     made = sorted((tmp_path / "calls").read_text().splitlines())
     assert made == ["c <good <a>>", "good <a>", "well x", "well y"]
 
@@ -135,7 +135,7 @@ def test_a_task_that_a_planner_added_keeps_its_prompt_and_a_part_takes_that_of_i
     done = plait_here(tmp_path, "resume", "last", "--retry-failed", "--plan", "plan.yaml")
     assert sorted((tmp_path / "calls").read_text().splitlines()) == ["bad idea", "good x"], done.err
     assert "taking the prompts of part.1 from " in done.err
-    assert "since this run was stored (tasks.plan.prompt); a resume runs the stored plan" in done.err
+    assert "since this run was stored; a resume runs the stored plan, but for these prompts" in done.err
 
 
 def test_without_the_option_the_stored_prompts_count(tmp_path: Path) -> None:
