@@ -308,6 +308,8 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         news = live.tuning.news_since(Tuning().after(tunings))
         still = [one for one in live.tuning.in_force if one not in news]
         new_events += [replace(one, at=at) for one in news]
+    closed = await _closed_backends(run, options.backends, parse_time(at))
+    # Nothing is awaited after the claim: a cancellation would leave the run with this owner.
     live.owner, live.position = await acquire(options, run.store, record, new_events)
     new_events += still  # stored already, and told to the listeners of this process
     new_events += [_waits(run, position, until, at) for position, until in plan.later.items()]
@@ -317,7 +319,7 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     live.first_events = new_events
     live.policy_state, live.policy_backlog = decided, backlog
     live.next_tries, live.adopted = {**plan.later, **delayed}, adopted
-    live.closed = await _closed_backends(run, options.backends, parse_time(at))
+    live.closed = closed
     return True
 
 

@@ -38,6 +38,7 @@ from plait.runner.client.runs import Runs
 from plait.runner.domain.notify_target import linked_question
 from plait.runner.engine.live_run import TextPiece
 from plait.runner.engine.run_options import DEFAULT_BACKEND
+from plait.runner.plan.plan_positions import MAX_DEPTH, nests_too_deep
 from plait.runner.serving.http_guard import PROOF, QUESTION, SIGN_IN, SignIn, problem
 from plait.runner.state.stored_run import POSTED
 from plait.runner.views.live_view import LiveView, ViewChange
@@ -142,10 +143,9 @@ MOST_SEQ = 2**53
 
 
 def _json(value: JsonValue) -> JsonValue:
-    try:
-        json.dumps(value, allow_nan=False)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
+    if nests_too_deep(value):
+        raise ValueError(f"is nested deeper than {MAX_DEPTH} levels")
+    json.dumps(value, allow_nan=False)
     return value
 
 

@@ -138,7 +138,9 @@ async def test_a_stored_run_executes_no_tool_that_the_plan_does_not_name(folder:
         )
         done = await command(folder, server, "continue", "last", "more", "Sure?")
     assert done.code == 2
-    assert "the tools or the MCP servers of backend 'shop'" in done.err
+    assert (
+        "backend 'shop' of run " in done.err and "may run commands or tools, so a plan file has to have it" in done.err
+    )
 
 
 @pytest.mark.parametrize(
