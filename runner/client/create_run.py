@@ -67,7 +67,7 @@ from plait.statuses import TaskStatus
 from plait.task import FailureMode, Task, with_prompt
 
 if TYPE_CHECKING:
-    from plait.runner.client.reuse_preview import ReusePreview
+    from plait.runner.client.reuse_preview import PreviewBasis, ReusePreview
 
 MOST_KEY_CHARACTERS = 200
 KEYED = "key-"
@@ -161,9 +161,12 @@ def new_run(
     keep_answers: bool = False,
 ) -> Run:
     """Return a new run, to begin. Raises as `ParallelRunner.run`."""
-    reuse = _reuse(like, fresh, keep_answers)
-    dag = prepared(dag, config)
-    names = backend_names(dag, config)
+    reuse, basis = _reuse(config, dag, like, fresh, keep_answers)
+    if basis is None or any(task.files for task in dag):  # a file may have changed since the preview
+        dag = prepared(dag, config)
+        names = backend_names(dag, config)
+    else:
+        dag, names = basis.dag, [*basis.names]
     if dag.rows_file is not None and config.store is None:
         raise StoreRequired("a run that reads its rows as it goes keeps its results in a store only; give it a store")
     run_id = checked_run_id(run_id) or new_run_id(config.clock)
@@ -180,7 +183,9 @@ def new_run(
         stored |= reuse.as_settings()
 
     async def drive(live: LiveRun) -> RunResult:
-        if reuse is not None or dag.caches:
+        if basis is not None:
+            live.answers = basis.answers
+        elif reuse is not None or dag.caches:
             now = config.clock.wall()
             live.answers = await load_earlier_answers(config.store, dag, answer_keys(config), reuse, now)
         live.policy, live.notify, live.priority = policy, config.notify, config.priority or 0
@@ -196,15 +201,28 @@ def new_run(
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park), drive)
 
 
-def _reuse(like: str | ReusePreview | ReuseFrom | None, fresh: Collection[str], keep_answers: bool) -> ReuseFrom | None:
-    """Return which answers are taken over. Raises ValueError for `fresh` or `keep_answers` without `like`."""
-    if like is None and fresh:
+def _reuse(
+    config: RunOptions,
+    dag: DAG,
+    like: str | ReusePreview | ReuseFrom | None,
+    fresh: Collection[str],
+    keep_answers: bool,
+) -> tuple[ReuseFrom | None, PreviewBasis | None]:
+    """Return which answers are taken over, and the basis of a preview of this run. Raises ValueError for `fresh` or
+    `keep_answers` without `like`.
+    """
+    if isinstance(like, ReuseFrom):
+        return like, None
+    if isinstance(like, str):
+        return ReuseFrom(like, tuple(fresh), keep_answers=keep_answers), None
+    if like is not None:
+        reuse = ReuseFrom(like.like, tuple(fresh), keep_answers=keep_answers)
+        return reuse, like.basis_for(config, dag, reuse)
+    if fresh:
         raise ValueError("fresh names tasks that take no answer over; give the earlier run with like=RUN_ID, too")
-    if like is None and keep_answers:
+    if keep_answers:
         raise ValueError("keep_answers keeps the answers of persons in an earlier run; give the run with like=RUN_ID")
-    if like is None or isinstance(like, ReuseFrom):
-        return like
-    return ReuseFrom(like if isinstance(like, str) else like.like, tuple(fresh), keep_answers=keep_answers)
+    return None, None
 
 
 def _run_created(at: str, run_id: str, dag: DAG, settings: Mapping[str, JsonInput]) -> events.RunCreated:

@@ -8,13 +8,14 @@ earlier run once more. The tasks behind it are then either sure, or depend on th
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from plait import events
 from plait.errors import DAGError, PlaitError
-from plait.json_form import JsonValue
+from plait.json_form import JsonValue, value
 from plait.persistence.store_records import RunRecord
 from plait.runner.client.run_estimate import runs_taken_over
 from plait.runner.domain.dag import DAG
@@ -33,6 +34,7 @@ from plait.runner.reuse.earlier_answers import (
     KEPT,
     REUSED,
     EarlierAnswer,
+    EarlierAnswers,
     ReuseFrom,
     load_earlier_answers,
 )
@@ -84,6 +86,23 @@ class ReuseStep(UsageView):
     """
 
 
+@value
+class PreviewBasis:
+    """What a preview was made of."""
+
+    options: RunOptions
+    plan: DAG
+    """The graph of the plan, as given."""
+    dag: DAG
+    """The same with the arguments of its functions, as it runs."""
+    names: Sequence[str]
+    """The name of each task's backend, by position."""
+    asked: ReuseFrom
+    """The answers that the run takes over, as asked for."""
+    answers: EarlierAnswers
+    """The answers as read, with the keys of the tasks of the plan that depend on no assumption."""
+
+
 @view
 class ReusePreview:
     """The actions of a run that takes over the answers of the run `like`, without tasks that only gather a list."""
@@ -102,6 +121,17 @@ class ReusePreview:
     """The usage, in the earlier run, of the tasks that are executed and of those that depend."""
     tasks: tuple[ReuseStep, ...]
     """The steps, in the order in which the tasks can start."""
+    basis: Any = field(repr=False, compare=False, metadata={"exclude": True})
+    """A `PreviewBasis`; not a part of the JSON."""
+
+    def basis_for(self, options: RunOptions, dag: DAG, reuse: ReuseFrom) -> PreviewBasis | None:
+        """Return the basis of the preview if that was made with these very options and of this very graph, with these
+        answers taken over; else None. Without an answer of a person in the earlier run, the answers are the same
+        whether or not such answers are kept.
+        """
+        basis: PreviewBasis = self.basis
+        mine = basis.asked if basis.answers.persons else replace(basis.asked, keep_answers=reuse.keep_answers)
+        return basis if basis.options is options and basis.plan is dag and mine == reuse else None
 
     def steps(self, action: ReuseAction) -> list[ReuseStep]:
         """Return the steps with this action."""
@@ -122,7 +152,7 @@ async def preview_reuse(
     """Return the preview of a run of `dag`; `record` is that of the earlier run if it has been read already. Raises
     StoreRequired, RunNotFound, TaskNotFound, BackendMissing, StoreError.
     """
-    dag = prepared(dag, config)
+    plan, dag = dag, prepared(dag, config)
     names = backend_names(dag, config)
     run = await stored_run(config.store, reuse.like, record, plan=dag)
     now = config.clock.wall()
@@ -147,6 +177,7 @@ async def preview_reuse(
             for action in (ReuseAction.RUN, ReuseAction.DEPENDS)
         },
         tasks=tuple(foresight.steps),
+        basis=PreviewBasis(config, plan, dag, names, reuse, answers),
     )
 
 

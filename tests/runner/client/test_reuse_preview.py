@@ -133,6 +133,21 @@ async def test_of_an_earlier_run_that_used_nothing_no_task_is_read(monkeypatch: 
     assert preview.cost(ReuseAction.RUN).cost_usd == 0.5
 
 
+async def test_a_run_of_another_runner_takes_no_answer_over_because_a_preview_did() -> None:
+    class Others(Calls):
+        def answer_key(self) -> str:
+            return "others"
+
+    store, plan, others = MemoryStore(), chain("a"), Others()
+    runner = ParallelRunner(Calls(), store=store)
+    await runner.run(plan, "first")
+    preview = await runner.runs.preview_like(plan, "first")
+    assert set(actions(preview).values()) == {"reuse"}
+    async with ParallelRunner(others, store=store, concurrency=1).start(plan, "second", like=preview) as run:
+        await run.result()
+    assert sorted(others.made) == ["a", "b <a>", "c <b <a>>", "d"]
+
+
 async def test_fresh_tasks_run_again() -> None:
     preview, made = await previewed(Calls(), chain("a"), chain("a"), fresh=["b"])
     assert actions(preview) == {"a": "reuse", "b": "run", "c": "depends", "d": "reuse"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from plait import DAG, OpenQuestion, ParallelRunner, RunStatus, Task, events
 from plait.backends import PersonBackend, ask
 from plait.errors import RunNotFound
 from plait.persistence import MemoryStore, SQLiteStore, Store
+from plait.persistence.store_records import TaskRecord
 from tests.support.fakes import Calls
 from tests.support.processes import warm
 from tests.support.sizes import size
@@ -336,6 +338,32 @@ async def test_a_kept_answer_is_kept_after_a_resume() -> None:
     del calls.answers["n"]
     assert (await runner.resume("second", retry_failed=True)).status is RunStatus.COMPLETED
     assert person.asked == []
+
+
+class CountedReads(MemoryStore):
+    """A store that counts how often the tasks of a run are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = Counter[str]()
+
+    async def list_tasks(self, run_id: str, only: str | range | None = None) -> tuple[TaskRecord, ...]:
+        self.reads[run_id] += 1
+        return await super().list_tasks(run_id, only)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_run_takes_the_answers_that_its_preview_read(keep: bool) -> None:
+    calls, store, dag = Calls(), CountedReads(), chain("a")
+    runner = ParallelRunner(calls, store=store)
+    await runner.run(chain("a"), "first")
+    calls.take()
+    store.reads.clear()
+    preview = await runner.runs.preview_like(dag, "first", keep_answers=True)
+    async with runner.start(dag, "second", like=preview, keep_answers=keep) as run:
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert calls.take() == []
+    assert store.reads["first"] == 1
 
 
 async def test_a_run_asks_again_although_its_preview_keeps_the_answers_of_persons() -> None:
