@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -221,11 +221,15 @@ async def _go_on(world: World, is_early: bool) -> dict[str, Any]:
     }
 
 
-def _time_forgotten() -> AbstractContextManager[object]:
+@contextmanager
+def _time_forgotten() -> Generator[None]:
+    """Both that of the tasks and that of their backends."""
+
     async def none(*_args: Any) -> dict[str, float]:
         return {}
 
-    return mock.patch.object(resume_plan, "next_tries", none)
+    with mock.patch.object(resume_plan, "next_tries", none), _no_probe():
+        yield
 
 
 def _no_probe() -> AbstractContextManager[object]:
