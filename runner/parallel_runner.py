@@ -159,7 +159,7 @@ class ParallelRunner:
     ) -> Run:
         """Start `dag` in the background: `async with runner.start(dag) as run:`. Parameters as in `run`; see `Run`.
 
-        `like` may also be the preview of a run: it stands for the earlier run.
+        `like` may be the preview of a run of the same `dag`: the answers that the preview has read are not read again.
         """
         return new_run(
             self.runs.options,
