@@ -214,6 +214,8 @@ class Runs:
         """The runs that were executed here and wait for a person, each with its policy."""
         self._watching: anyio.CancelScope | None = None
         """The scope of `_watch` while runs wait."""
+        self._parks: dict[tuple[str, int], bool] = {}
+        """Whether a run parks, by its id and epoch: its settings are read once."""
         self._woken: set[str] = set()
         self._not_woken: dict[str, float] = {}
         """The runs that could not be woken, with the monotonic time of the next try."""
@@ -828,10 +830,13 @@ class Runs:
     async def _is_due(self, run: RunRecord, now: float) -> bool:
         if run.owner is None and ((due := due_at(run)) is None or due > now):
             return False  # not begun, stopped by a person, or due by the store's clock alone
-        whole = await self._store.get_run(run.run_id)
-        return whole is not None and bool(
-            read_settings(whole).get(PARK) or await self._store.list_events(run.run_id, 0, 1, events.RunParked.kind)
-        )
+        key = run.run_id, run.epoch
+        if key not in self._parks:
+            whole = await self._store.get_run(run.run_id)
+            self._parks[key] = whole is not None and bool(
+                read_settings(whole).get(PARK) or await self._store.list_events(run.run_id, 0, 1, events.RunParked.kind)
+            )
+        return self._parks[key]
 
     async def _go_on(
         self,
