@@ -151,17 +151,15 @@ def check_added(run_id: str, change: events.RunCreated | events.TasksAdded, stor
         raise Conflict(f"{what} names {change.added_by!r} as the adding task; the run has no such task")
 
 
-def conflict(run_id: str, change: Event, stored: tuple[str, int] | None) -> Conflict:
+def conflict(run_id: str, change: events.TaskEvent, stored: tuple[str, int] | None) -> Conflict:
     """Return the error for a refused change.
 
     `stored` is the stored status and attempt of the task, or None if there is no such task.
     """
-    what = f"run {run_id!r}: {type(change).__name__}"
-    task_id = getattr(change, "task_id", None)
+    what, task_id = f"run {run_id!r}: {type(change).__name__}", change.task_id
     if stored is None:
         return Conflict(f"{what} names task {task_id!r}, which the run does not have")
-    attempt = getattr(change, "attempt", None)
-    of_attempt = "" if attempt is None else f" (attempt {attempt})"
     return Conflict(
-        f"{what} of task {task_id!r}{of_attempt} does not follow: the task is {stored[0]}, attempt {stored[1]}"
+        f"{what} of task {task_id!r} (attempt {change.attempt}) does not follow: "
+        f"the task is {stored[0]}, attempt {stored[1]}"
     )

@@ -38,11 +38,11 @@ RESULTS = {
     "its checksum": "UPDATE attempts SET result_checksum = result_checksum + 1",
 }
 RUNS = {
-    "its claims": "UPDATE runs SET claims = 'none'",
-    "a claim": "UPDATE runs SET claims = '[[2]]'",
-    "its time": "UPDATE runs SET created_at = 'never'",
-    "its status": "UPDATE runs SET status = 'lost'",
-    "the status of a task": "UPDATE tasks SET status = 'lost' WHERE task_id = 'a'",
+    "UPDATE runs SET claims = 'none'": "its row",
+    "UPDATE runs SET claims = '[[2]]'": "its row",
+    "UPDATE runs SET created_at = 'never'": "its row",
+    "UPDATE runs SET status = 'lost'": "its status",
+    "UPDATE tasks SET status = 'lost' WHERE task_id = 'a'": "the status of a task",
 }
 NOTES = {
     "its kind": "UPDATE notes SET kind = 'other'",
@@ -83,11 +83,11 @@ async def test_a_damaged_result_is_marked_and_left_out(part: str) -> None:
     assert task == replace(before, text=None, data=None, damaged=True)
 
 
-@pytest.mark.parametrize("part", RUNS)
-async def test_a_damaged_run_is_not_read_and_is_listed_as_damaged(part: str) -> None:
+@pytest.mark.parametrize(("statement", "part"), RUNS.items())
+async def test_a_damaged_run_is_not_read_and_is_listed_as_damaged(statement: str, part: str) -> None:
     store = await a_store()
-    change(store, RUNS[part])
-    with pytest.raises(StoreError, match=f"^run '{RUN}' is damaged: "):
+    change(store, statement)
+    with pytest.raises(StoreError, match=f"^run '{RUN}' is damaged: {part} does not fit its checksum; "):
         await store.get_run(RUN)
     [run] = await store.list_runs()
     assert run == RunRecord(RUN, "", "failed", "", error=run.error, counts={}, damaged=True)
