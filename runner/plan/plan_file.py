@@ -54,6 +54,7 @@ from plait.runner.plan.plan_tasks import PlanTasks, call_of, check_schema, commo
 from plait.runner.policies.follow_ups import FollowUp, FollowUps, chain_problems
 from plait.runner.policies.goal_policy import INPUTS, LoopLimits, OrchestratorPolicy, Team
 from plait.runner.policies.step_workflow import Step, Workflow, step_problems
+from plait.runner.prompts.prompt_names import PromptNames
 from plait.runner.prompts.prompt_template import condition_names, is_plain, names_in, parse_names, render
 from plait.runner.scheduling.slots import Concurrency, mistakes_of_spares, spares_of
 from plait.task import (
@@ -220,9 +221,9 @@ def _build(
     if names_default:
         _name_default(part)
     play = Play()
-    called = CalledPlans(part, source, folder, play, names_default=names_default)
-    called.write_out(part, source, folder, (path.resolve(),))
-    if not names_default and (called.runs_commands or _runs_commands(part)):
+    files = (folder / Path(source.file).name,)
+    CalledPlans(part, play, names_default=names_default).write_out(part, source, files)
+    if not names_default and _runs_commands(part):
         part.backends.setdefault(COMMAND_BACKEND, CommandSpec(kind="command"))
     _check_backends(part, source)
     if not names_default:  # otherwise the specs stand for the runner's own backends
@@ -459,42 +460,28 @@ _RELATIVE = (FunctionSpec, ProgramSpec, LocalSpec)
 
 class CalledPlans:
     """The plans that the tasks of a plan call: read, checked, and written out into the tasks. Their backends are added
-    to those of the calling plan, unless it has others of the same names.
+    to those of `root`, the calling plan, unless it has others of the same names.
     """
 
-    def __init__(self, root: PlanPart, source: Source, folder: Path, play: Play, *, names_default: bool) -> None:
+    def __init__(self, root: PlanPart, play: Play, *, names_default: bool) -> None:
         self._root = root
         self._play = play
-        self._source = source
-        self._folder = folder.resolve()
         self._names_default = names_default
-        self.runs_commands = False
-        """Whether a task of a called plan runs a command on a backend without a name."""
 
-    def write_out(self, part: PlanPart, source: Source, folder: Path, files: tuple[Path, ...]) -> None:
+    def write_out(self, part: PlanPart, source: Source, files: tuple[Path, ...]) -> None:
         """Replace the names of called plans in `part` by the plans. `files` are the plans that call each other down to
-        this one. Problems are added to those of the sources.
+        this one. Problems are added to `source.problems`, those of the called plans too.
         """
         for index, task in enumerate(part.tasks):
             if task.plan is None and task.loop is None:
                 continue
             where: Where = ("tasks", index)
             self._check_keys(task, where, source)
-            at = where if task.loop is None else (*where, "loop")
-            call = task if task.loop is None else task.loop
-            plan: dict[str, Any] | None = None
-            if task.loop is not None and (task.loop.plan is None) != bool(task.loop.tasks):
-                message = "a loop has either `plan`, the file of a plan, or `tasks`; write one of them"
-                source.complain(at, message)
-            elif task.loop is not None and task.loop.tasks:
-                plan = self._of_tasks(part, task.loop, source.below(at), folder, files)
-            else:
-                plan = self._of_file(call, (*at, "plan"), source, folder, files)
-            plan = plan or {"tasks": []}
             if task.loop is None:
-                task.plan = plan
+                task.plan = self._called(task, where, part, source, files) or {"tasks": []}
             else:
-                task.loop.plan, task.loop.tasks = plan, []
+                plan = self._called(task.loop, (*where, "loop"), part, source, files)
+                task.loop.plan, task.loop.tasks = plan or {"tasks": []}, []
             if len(files) == 1 and (longest := _longest_id(task)) and len(longest) > _LONGEST_ID:
                 message = f"its tasks get ids such as {longest!r}, of more than {_LONGEST_ID} characters; shorten them"
                 source.complain((*where, "id"), message)
@@ -511,130 +498,32 @@ class CalledPlans:
                 message = f"a task with `{word}` does its work by the tasks of the plan; leave `{key}` out"
                 source.complain((*where, key), message, at_key=True)
 
-    def _of_tasks(
-        self, part: PlanPart, loop: LoopPart, source: Source, folder: Path, files: tuple[Path, ...]
+    def _called(
+        self, call: TaskPart | LoopPart, at: Where, caller: PlanPart, source: Source, files: tuple[Path, ...]
     ) -> dict[str, Any] | None:
-        """Return the plan with the tasks that stand in the loop."""
-        inner = PlanPart(tasks=loop.tasks, defaults=part.defaults, returns=loop.returns)
-        inner.backends, inner.hosts = self._root.backends, self._root.hosts
-        return self._checked(
-            inner, dict.fromkeys(loop.with_), source, folder, files, call=loop, caller=source, loop_at=()
-        )
-
-    def _of_file(
-        self, call: TaskPart | LoopPart, at: Where, source: Source, folder: Path, files: tuple[Path, ...]
-    ) -> dict[str, Any] | None:
-        """Return the plan in the file that `call` names."""
-        if not isinstance(call.plan, str):
-            source.complain(at, "must be the name of a plan file")
+        """Return the plan that the call at `at` stands for, as it is written into the call; None with mistakes."""
+        loop = call if isinstance(call, LoopPart) else None
+        if loop is not None and (loop.plan is None) != bool(loop.tasks):
+            source.complain(at, "a loop has either `plan`, the file of a plan, or `tasks`; write one of them")
             return None
-        shown = folder / Path(call.plan).expanduser()
-        path = shown.resolve()
-        chain = " -> ".join(file.name for file in (*files, path))
-        if path in files:
-            source.complain(at, f"this plan calls itself: {chain}; remove one of these calls")
+        if loop is not None and loop.tasks:
+            part = PlanPart(tasks=loop.tasks, defaults=caller.defaults, returns=loop.returns)
+            inside = source.below(at)
+            inputs: dict[str, JsonValue] = dict.fromkeys(loop.with_)
+        elif (opened := self._opened(call, at, source, files)) is None:
             return None
-        if len(files) > MOST_DEEP:
-            source.complain(at, f"at most {MOST_DEEP} plans may call each other in a row: {chain}; remove a call")
-            return None
-        if isinstance(call, LoopPart) and call.returns is not None:
-            message = f"the result is what `returns` of {call.plan} says; leave it out here"
-            source.complain((*at[:-1], "returns"), message)
-        try:
-            inner = _read(path, str(shown))
-        except OSError as error:
-            reason = f"there is no plan {in_folder(call.plan, folder)}; check the path"
-            if not isinstance(error, FileNotFoundError):
-                reason = f"the plan {call.plan!r} cannot be read: {error.strerror}; check the path"
-            source.complain(at, reason)
-            return None
-        except PlanError as error:
-            self._source.problems += error.problems
-            return None
-        try:
-            return self._of_source(inner, call, at, source, shown, files)
-        finally:
-            self._source.problems += inner.problems
-
-    def _of_source(
-        self, inner: Source, call: TaskPart | LoopPart, at: Where, source: Source, shown: Path, files: tuple[Path, ...]
-    ) -> dict[str, Any] | None:
-        for key in ("orchestrate", "workflow", "follow_ups"):
-            if isinstance(inner.value, dict) and inner.value.get(key) is not None:
-                inner.complain((key,), f"a plan that another one calls has `tasks`; leave `{key}` out", at_key=True)
-                return None
-        part = _shape(inner, None if self._names_default else shown.parent)
-        if part is None or not part.tasks:
-            if not inner.problems:
-                inner.complain(("tasks",), "there are no tasks; add at least one")
-            return None
-        default = part.defaults.backend or only_backend(part.backends)
-        for task in part.tasks:
-            _name_backend(task, default)
-        for name, spec in part.backends.items():
-            if self._names_default or name in self._root.backends:
-                continue
-            if isinstance(spec, _RELATIVE) and shown.parent.resolve() != self._folder:
-                message = f"its files are relative to the folder of a plan; name {name!r} in the calling plan as well"
-                inner.complain(("backends", name), message)
-            self._root.backends[name] = spec
-        part.backends, part.hosts = self._root.backends, self._root.hosts
-        values: dict[str, JsonValue] = dict.fromkeys(call.with_)
-        for name in call.with_.keys() - part.inputs.keys():
-            source.complain((*at[:-1], "with", name), no_input(name, part.inputs), at_key=True)
-        for name, declared in part.inputs.items():
-            if name not in values and isinstance(declared, RequiredInput):
-                source.complain(at, f"input {name!r} of {call.plan} has no default; give it under `with`")
-                values[name] = None
-        others = {name: declared for name, declared in part.inputs.items() if name not in values}
-        values |= input_values(others, SuppliedValues(shown.parent, {}), inner, {})
-        return self._checked(
-            part, values, inner, shown.parent, (*files, shown.resolve()), call=call, caller=source, loop_at=at[:-1]
-        )
-
-    def _checked(
-        self,
-        part: PlanPart,
-        inputs: dict[str, JsonValue],
-        source: Source,
-        folder: Path,
-        files: tuple[Path, ...],
-        *,
-        call: TaskPart | LoopPart,
-        caller: Source,
-        loop_at: Where,
-    ) -> dict[str, Any] | None:
-        """Check the plan, and return it as it is written into the call. None stands for inputs known during the run."""
-        for index, task in enumerate(part.tasks):
-            if task.files:
-                message = "a task of a called plan has no files; give their texts by an input with `files`"
-                source.complain(("tasks", index, "files"), message)
-                task.files = []
-        self.write_out(part, source, folder, files)
-        self.runs_commands = self.runs_commands or _runs_commands(part)
-        _check_backends(part, source)
-        if not self._names_default:
-            _check_settings(part, source)
-        tasks = PlanTasks(part, inputs, source, folder)
-        if (dag := tasks.dag("", None)) is not None:
-            self._play.report(dag, tasks.origins, source)
-        names = [task.id for task in part.tasks]
-        texts = [("returns", names_in(part.returns))] if "returns" in part.model_fields_set else []
-        if isinstance(call, LoopPart):
-            texts.append(("until", condition_names(call.until)))
-        for key, (used, mistakes) in texts:
-            # The condition stands in the loop, the result in the plan.
-            at, where = ((*loop_at, key), caller) if key == "until" else ((key,), source)
-            for mistake in mistakes:
-                where.complain(at, str(mistake), line=mistake.line)
-            for name in sorted((used.names | used.results) - {"inputs", "results"} - {*names, *inputs}):
-                there = f"there are {', '.join([*names, *inputs][:_MOST_NAMED])}"
-                message = f"`{key}` uses {{{{ {name} }}}}, which is neither a task nor an input of the called plan"
-                where.complain(at, f"{message}; {nearest(name, [*names, *inputs]).removeprefix('; ') or there}")
+        else:
+            part, inputs, inside, files = opened
+        # None stands for inputs that are known during the run.
+        dag = self._checked(part, inputs, inside, files)
+        names = [*(task.id for task in part.tasks), *inputs]
+        _check_names("returns", names_in(part.returns), names, inside, ("returns",))
+        if loop is not None:
+            _check_names("until", condition_names(loop.until), names, source, (*at, "until"))
         if dag is None:
             return None
-        if isinstance(call, LoopPart):
-            self._check_until(call, part, dag, source, caller, (*loop_at, "until"))
+        if loop is not None:
+            self._check_until(loop, (*at, "until"), source, part, inside, dag)
         for index, task in enumerate(part.tasks):
             if task.output == "tasks" and task.output_schema is None and function_of(task, part) is None:
                 part.tasks[index] = task.model_copy(update={"output_schema": TASKS_SCHEMA})
@@ -645,26 +534,135 @@ class CalledPlans:
             **({"returns": part.returns} if part.returns is not None else {}),
         }
 
-    def _check_until(self, loop: LoopPart, part: PlanPart, dag: DAG, source: Source, caller: Source, at: Where) -> None:
-        """Report a condition on a field that is never there, on the exit code of a command that completes with one code
-        alone, and one that is never true.
+    def _opened(
+        self, call: TaskPart | LoopPart, at: Where, source: Source, files: tuple[Path, ...]
+    ) -> tuple[PlanPart, dict[str, JsonValue], Source, tuple[Path, ...]] | None:
+        """Return the plan in the file that the call at `at` names, its inputs, its source, and `files` with the file;
+        None with mistakes. Its backends are added to those of the calling plan.
         """
-        task_of, before = {task.id: task for task in dag}.get, len(caller.problems) + len(source.problems)
+        if (read := _read_called(call, at, source, files)) is None:
+            return None
+        path, inside = read
+        for key in ("orchestrate", "workflow", "follow_ups"):
+            if isinstance(inside.value, dict) and inside.value.get(key) is not None:
+                inside.complain((key,), f"a plan that another one calls has `tasks`; leave `{key}` out", at_key=True)
+                return None
+        part = _shape(inside, None if self._names_default else path.parent)
+        if part is None or not part.tasks:
+            if not inside.wrong:
+                inside.complain(("tasks",), "there are no tasks; add at least one")
+            return None
+        default = part.defaults.backend or only_backend(part.backends)
+        for task in part.tasks:
+            _name_backend(task, default)
+        for name, spec in part.backends.items():
+            if self._names_default or name in self._root.backends:
+                continue
+            if isinstance(spec, _RELATIVE) and path.parent.resolve() != files[0].parent.resolve():
+                message = f"its files are relative to the folder of a plan; name {name!r} in the calling plan as well"
+                inside.complain(("backends", name), message)
+            self._root.backends[name] = spec
+        inputs: dict[str, JsonValue] = dict.fromkeys(call.with_)
+        for name in call.with_.keys() - part.inputs.keys():
+            source.complain((*at, "with", name), no_input(name, part.inputs), at_key=True)
+        for name, declared in part.inputs.items():
+            if name not in inputs and isinstance(declared, RequiredInput):
+                source.complain((*at, "plan"), f"input {name!r} of {call.plan} has no default; give it under `with`")
+                inputs[name] = None
+        others = {name: declared for name, declared in part.inputs.items() if name not in inputs}
+        inputs |= input_values(others, SuppliedValues(path.parent, {}), inside, {})
+        return part, inputs, inside, (*files, path)
+
+    def _checked(
+        self, part: PlanPart, inputs: dict[str, JsonValue], inside: Source, files: tuple[Path, ...]
+    ) -> DAG | None:
+        """Check a called plan, and the plans that it calls itself. Return its tasks; None with mistakes."""
+        part.backends, part.hosts = self._root.backends, self._root.hosts
+        for index, task in enumerate(part.tasks):
+            if task.files:
+                message = "a task of a called plan has no files; give their texts by an input with `files`"
+                inside.complain(("tasks", index, "files"), message)
+                task.files = []
+        self.write_out(part, inside, files)
+        _check_backends(part, inside)
+        if not self._names_default:
+            _check_settings(part, inside)
+        tasks = PlanTasks(part, inputs, inside, files[-1].parent)
+        if (dag := tasks.dag("", None)) is not None:
+            self._play.report(dag, tasks.origins, inside)
+        return dag
+
+    def _check_until(self, loop: LoopPart, at: Where, source: Source, part: PlanPart, inside: Source, dag: DAG) -> None:
+        """Report a condition on a field that is never there, on the exit code of a command that completes with one code
+        alone, and one that is never true. The condition stands at `at` of `source`, the plan in `inside`.
+        """
+        task_of, before = {task.id: task for task in dag}.get, len(source.problems)
         for path, message in missing_fields(loop.until, task_of):
-            caller.complain(at, f"`until` uses {{{{ {path} }}}}, {message}")
+            source.complain(at, f"`until` uses {{{{ {path} }}}}, {message}")
         for index, task in enumerate(part.tasks):
             if task.run and task.codes == [0] and re.search(rf"\b{re.escape(task.id)}\.code\b", loop.until):
                 message = f"`until` asks for the exit code of {task.id!r}, but a code other than 0 fails the task and "
-                source.complain(("tasks", index, "run"), f"{message}ends the loop; add `codes: any` to the task")
-        if len(caller.problems) + len(source.problems) > before:
+                inside.complain(("tasks", index, "run"), f"{message}ends the loop; add `codes: any` to the task")
+        if len(source.problems) > before:
             return
         if (played := self._play.of(loop.until, task_of)) is not None and (reason := played.mistake()):
             rounds = f"the loop fails after round {loop.max:,}" if loop.max > 1 else "the loop fails"
-            caller.complain(at, f"this condition is never true, so {rounds}: {reason}")
+            source.complain(at, f"this condition is never true, so {rounds}: {reason}")
+
+
+def _read_called(
+    call: TaskPart | LoopPart, at: Where, source: Source, files: tuple[Path, ...]
+) -> tuple[Path, Source] | None:
+    """Return the file that a call names, relative to the last of `files`, as read; its problems are problems of
+    `source`. None with mistakes.
+    """
+    where, folder = (*at, "plan"), files[-1].parent
+    if not isinstance(call.plan, str):
+        source.complain(where, "must be the name of a plan file")
+        return None
+    path = folder / Path(call.plan).expanduser()
+    chain = " -> ".join(file.resolve().name for file in (*files, path))
+    if path.resolve() in {file.resolve() for file in files}:
+        source.complain(where, f"this plan calls itself: {chain}; remove one of these calls")
+        return None
+    if len(files) > MOST_DEEP:
+        source.complain(where, f"at most {MOST_DEEP} plans may call each other in a row: {chain}; remove a call")
+        return None
+    if isinstance(call, LoopPart) and call.returns is not None:
+        source.complain((*at, "returns"), f"the result is what `returns` of {call.plan} says; leave it out here")
+    try:
+        inside = _read(path, str(path))
+    except FileNotFoundError:
+        source.complain(where, f"there is no plan {in_folder(call.plan, folder)}; check the path")
+    except OSError as error:
+        source.complain(where, f"the plan {call.plan!r} cannot be read: {error.strerror}; check the path")
+    except PlanError as error:
+        source.problems += error.problems
+    else:
+        source.problems += inside.problems
+        inside.problems = source.problems
+        return path, inside
+    return None
+
+
+def _check_names(
+    key: str, text: tuple[PromptNames, Sequence[PromptError]], names: Sequence[str], source: Source, at: Where
+) -> None:
+    """Report the mistakes of a text about the results of a called plan, and what it names beside its `names`."""
+    used, mistakes = text
+    for mistake in mistakes:
+        source.complain(at, str(mistake), line=mistake.line)
+    for name in sorted((used.names | used.results) - {"inputs", "results", *names}):
+        there = f"there are {', '.join(names[:_MOST_NAMED])}"
+        message = f"`{key}` uses {{{{ {name} }}}}, which is neither a task nor an input of the called plan"
+        source.complain(at, f"{message}; {nearest(name, names).removeprefix('; ') or there}")
 
 
 def _runs_commands(part: PlanPart) -> bool:
-    return any((task.run and task.backend is None) or (task.check and task.check.run) for task in part.tasks)
+    """Return whether a task of the plan, or of a plan that it calls, runs a command on a backend without a name."""
+    if any((task.run and task.backend is None) or (task.check and task.check.run) for task in part.tasks):
+        return True
+    return any(COMMAND_BACKEND in call.backends for call in filter(None, map(call_of, part.tasks)))
 
 
 def _longest_id(task: TaskPart) -> str:
