@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from plait.errors import nearest
 from plait.json_form import JsonInput, JsonValue, as_json, from_json, text_of, value
@@ -184,25 +185,33 @@ class ParsedReply:
     drop: tuple[str, ...] = ()
 
 
-_Entry: TypeAlias = tuple[str, str, Sequence[str], str | None]
-"""A task as given in an answer: its name, its text, the names of its dependencies, and of the worker that does it."""
+@value
+class PlannedTask:
+    """A task as an answer gives it."""
+
+    id: str
+    """The name of the task, with or without the prefix `do.`; its number in a list of plain sentences."""
+    prompt: str
+    depends_on: tuple[str, ...] = ()
+    """The names of tasks of the same answer, or of the run."""
+    backend: str | None = None
+    """The name of the worker that does it; None for the executor."""
+
+    @property
+    def name(self) -> str:
+        """The id without the prefix."""
+        return self.id.removeprefix(PREFIX)
 
 
-def _entries(answer: JsonValue) -> list[_Entry] | None:
+def _entries(answer: JsonValue) -> list[PlannedTask] | None:
     """Return the tasks of an answer; None if the answer has another form. Backends may return unvalidated answers."""
     if not isinstance(answer, list):
         return None
-    entries: list[_Entry] = []
-    for number, entry in enumerate(answer, 1):
-        fields: Mapping[str, JsonValue] = entry if isinstance(entry, dict) else {"prompt": entry}
-        name, text, needs = fields.get("id", str(number)), fields.get("prompt"), _texts(fields.get("depends_on", []))
-        worker = fields.get("backend")
-        if not isinstance(name, str) or not isinstance(text, str) or needs is None:
-            return None
-        if worker is not None and not isinstance(worker, str):
-            return None
-        entries.append((name.removeprefix(PREFIX), text, needs, worker))
-    return entries
+    entries = (entry if isinstance(entry, dict) else {"prompt": entry} for entry in answer)
+    try:
+        return [from_json(PlannedTask, {"id": str(number), **entry}) for number, entry in enumerate(entries, 1)]
+    except ValueError:
+        return None
 
 
 def _texts(value: JsonValue) -> list[str] | None:
@@ -692,8 +701,8 @@ class OrchestratorPolicy:
             first, id="plan.2", prompt=prompt, depends_on=(earlier,), item=reasons, aliases={"earlier": earlier}
         )
 
-    def _work_task(self, task_id: str, text: str, needs: Sequence[str], after: str, worker: str | None) -> Task:
-        """Return a task for `worker`, or for the executor: `text` with the results of `needs`. `after` is the task that
+    def _work_task(self, task_id: str, entry: PlannedTask, needs: Sequence[str], after: str) -> Task:
+        """Return the task for its worker, or for the executor, with the results of `needs`. `after` is the task that
         added it.
         """
         names = {f"r{number}": name for number, name in enumerate(needs, 1)}
@@ -702,8 +711,8 @@ class OrchestratorPolicy:
             task_id,
             (_PLAIN_WORK if self.limits.plain else _WORK) + results,
             depends_on=tuple(needs) or (after,),
-            backend=self.team.executor if worker is None else worker,
-            item=text,
+            backend=self.team.executor if entry.backend is None else entry.backend,
+            item=entry.prompt,
             aliases=names,
         )
 
@@ -767,47 +776,42 @@ class OrchestratorPolicy:
         return replace(self._read_tasks(entries, task_id, ids, dead), drop=dropped)
 
     def _read_tasks(
-        self, entries: Sequence[_Entry], task_id: str, run_ids: Sequence[str], dead: Mapping[str, str]
+        self, entries: Sequence[PlannedTask], task_id: str, run_ids: Sequence[str], dead: Mapping[str, str]
     ) -> ParsedReply:
         """Return the tasks of an answer. `dead` are the tasks of the run that none may wait for, with the reason."""
-        names, registry = [name for name, *_ in entries], self.team.registry
-        problems = [
-            f"{names.count(name)} tasks have the id {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1
-        ]
-        problems += [f"task {name!r} has no prompt" for name, text, *_ in entries if not text.strip()]
+        names, registry = Counter(entry.name for entry in entries), self.team.registry
+        problems = [f"{count} tasks have the id {name!r}" for name, count in names.items() if count > 1]
+        problems += [f"task {entry.name!r} has no prompt" for entry in entries if not entry.prompt.strip()]
         allowed = f"the registry has {', '.join(registry)}" if registry else "no task may name one; leave it out"
         problems += [
-            f"task {name!r} names backend {worker!r}, and {allowed}{nearest(worker, registry)}"
-            for name, _, _, worker in entries
-            if worker is not None and worker not in registry
+            f"task {entry.name!r} names backend {entry.backend!r}, and {allowed}{nearest(entry.backend, registry)}"
+            for entry in entries
+            if entry.backend is not None and entry.backend not in registry
         ]
         ids: dict[str, str] = {}
         for name in names:
             ids[name] = _safe_id(name, {*run_ids, *ids.values()})
         needs: dict[str, list[str]] = {name: [] for name in names}
         after: dict[str, list[str]] = {name: [] for name in names}
-        for name, _, needed, _ in entries:
-            for other in needed:
+        for entry in entries:
+            for other in dict.fromkeys(entry.depends_on):
                 own = next((one for one in (other, other.removeprefix(PREFIX)) if one in ids), None)
                 earlier = _named(other, run_ids)
                 if own is not None:
-                    needs[name].append(ids[own])
-                    after[own].append(name)
+                    needs[entry.name].append(ids[own])
+                    after[own].append(entry.name)
                 elif earlier is None:
-                    problems.append(f"task {name!r} depends on {other!r}, and there is no such task")
+                    problems.append(f"task {entry.name!r} depends on {other!r}, and there is no such task")
                 elif earlier in dead:
-                    problems.append(f"task {name!r} depends on {earlier!r}, which is {dead[earlier]}")
+                    problems.append(f"task {entry.name!r} depends on {earlier!r}, which is {dead[earlier]}")
                 else:
-                    needs[name].append(earlier)
+                    needs[entry.name].append(earlier)
         order, cycles = sort_names(after)
         problems += (f"these tasks wait for each other: {' -> '.join(cycle)}" for cycle in cycles)
         if problems:
             return ParsedReply(problems=tuple(problems))
-        by_name = {name: (text, worker) for name, text, _, worker in entries}
-        made = ((name, *by_name[name]) for name in order)
-        return ParsedReply(
-            tuple(self._work_task(ids[name], text, needs[name], task_id, worker) for name, text, worker in made)
-        )
+        by_name = {entry.name: entry for entry in entries}
+        return ParsedReply(tuple(self._work_task(ids[name], by_name[name], needs[name], task_id) for name in order))
 
 
 def _only(loop: Loop, *, add: tuple[Task, ...] = (), cancel: tuple[str, ...] = ()) -> Decision:
