@@ -33,7 +33,7 @@ from plait.backends.backend_protocol import Allowance
 from plait.backends.error_kinds import announced_wait, kind_of, read_error
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, value
-from plait.safe_text import check_base_url, clean_text, header_values, is_json, masked, one_line, shown
+from plait.safe_text import check_base_url, clean_text, header_values, is_json, masked, one_line
 
 if TYPE_CHECKING:
     import aiohttp
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # The destination of requests, and its error answers as ours.
 
+_HOST = re.compile(r"(?:[\w-]{1,63}\.)*[\w-]{1,63}\.?|[\da-f:.]*:[\da-f:.]*(?:%\w+)?")
+"""A name of up to 63 characters a part, or an address of IPv6 without its brackets."""
 _OWN_PATHS = ("/chat/completions", "/v1/messages")
 _HEADERS = ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS")
 
@@ -202,45 +204,22 @@ def find_server(url: str, variable: str, *, key_needed: bool) -> Endpoint:
 
 
 def url_fault(url: str) -> str | None:
-    """Return the fault of a `base_url` that cannot be called, or None. Repeats the faulty part alone: a URL may hold a
+    """Return the fault of a `base_url` that cannot be called, or None. Repeats nothing of the URL, which may hold a
     secret.
     """
     if any(char.isspace() or not char.isprintable() for char in url):
         return "base_url holds a space or a control character"
-    scheme, colon, rest = url.partition(":")
-    if not colon or "/" in scheme or "." in scheme or rest[:1].isdigit():  # example.com/v1, localhost:8080
-        return "base_url has no scheme: write http:// or https:// in front"
-    if scheme.lower() not in {"http", "https"}:
-        return f"base_url begins with {shown(scheme, 20)}:, and only http:// and https:// can be called"
-    if not rest.startswith("//"):
-        return f"base_url has to begin with {scheme}://, with two slashes"
+    if not url.lower().startswith(("http://", "https://")):
+        return "base_url does not begin with http:// or https://"
     try:
         parts = urlsplit(url)
-    except ValueError:
-        return "the brackets of the IPv6 address in base_url do not fit"
+        is_address = bool(parts.hostname and _HOST.fullmatch(parts.hostname)) and parts.port != 0
+    except ValueError:  # brackets that do not fit, or a port that is no number
+        is_address = False
+    if not is_address:
+        return "base_url does not name a host, or a host and a port"
     end = next((end for end in _OWN_PATHS if parts.path.rstrip("/").endswith(end)), None)
-    path_fault = None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
-    return _address_fault(parts.netloc) or path_fault
-
-
-def _address_fault(netloc: str) -> str | None:
-    host, bracket, port = netloc.rpartition("]")
-    if bracket:
-        host, port = host + bracket, port.removeprefix(":")
-    else:
-        host, _, port = netloc.partition(":")
-    if not host:
-        return "base_url names no host"
-    if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
-        return f"the port {shown(port, 20)!r} in base_url is not a number from 1 to 65535"
-    if bracket:
-        return None
-    wrong = next((char for char in host if not (char.isalnum() or char in "-._")), None)
-    if wrong is not None:
-        return f"the host in base_url holds {wrong!r}, which no host name has"
-    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
-        return "a part of the host in base_url is empty, or longer than 63 characters"
-    return None
+    return None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
 
 
 def is_environments(url: str, variable: str, default: str) -> bool:
