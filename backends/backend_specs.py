@@ -525,9 +525,8 @@ class PydanticAISpec(Spec):
 
     def make(self, folder: Path) -> Backend:
         from plait.backends.frameworks.pydantic_ai_agent import (  # noqa: PLC0415
-            DeclaredAgent,
+            DeclaredAgentBackend,
             McpServer,
-            PydanticAIBackend,
         )
 
         tools = tuple(named_function(call, folder) for call in self.tools)
@@ -538,7 +537,7 @@ class PydanticAISpec(Spec):
             McpServer(name, tuple(one.command or ()), one.url, folder, tuple(one.pass_env), one.api_key_env)
             for name, one in self.mcp_servers.items()
         )
-        return PydanticAIBackend(DeclaredAgent(self.model, self.instructions, tools, servers, self.max_tokens))
+        return DeclaredAgentBackend(self.model, self.instructions, tools, servers, self.max_tokens)
 
 
 AnySpec: TypeAlias = (

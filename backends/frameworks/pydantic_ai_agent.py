@@ -61,35 +61,23 @@ class PydanticAIBackend:
     """
 
     can_fork: ClassVar[bool] = True
+    account: str | None = None
+    """None: the key and the model of an agent of one's own cannot be compared."""
+    max_tokens: int | None = None
+    """Limit of one answer, in tokens; None if unknown."""
+    billing = Billing(estimates=True)
+    """The facts that decide the price: pydantic-ai estimates a cost from its list where no server reports one."""
+    _servers: Sequence[McpServer] = ()
 
-    def __init__(self, agent: AbstractAgent[Any, Any] | DeclaredAgent, *, deps: Any = None) -> None:
-        if isinstance(agent, type) or not (isinstance(agent, DeclaredAgent) or hasattr(agent, "iter")):
+    def __init__(self, agent: AbstractAgent[Any, Any], *, deps: Any = None) -> None:
+        if isinstance(agent, type) or not hasattr(agent, "iter"):
             raise TypeError(f"PydanticAIBackend takes a pydantic_ai.Agent, not {agent!r:.80}")
-        self._declared = agent if isinstance(agent, DeclaredAgent) else None
-        self._agent: Any = None if isinstance(agent, DeclaredAgent) else agent
+        self._agent: Any = agent
         self._deps = deps
-        self._lock = threading.Lock()
 
     def new_session_id(self) -> str | None:
         """Return a random id, under which the history is kept."""
         return uuid4().hex
-
-    @property
-    def billing(self) -> Billing:
-        """The facts that decide the price: pydantic-ai estimates a cost from its list where no server reports one."""
-        return Billing(model=None if self._declared is None else self._declared.model.partition(":")[2], estimates=True)
-
-    @property
-    def account(self) -> str | None:
-        """The model of a plan's agent: backends with the same share limits of rate. None for an agent of one's own,
-        whose key and model cannot be compared.
-        """
-        return None if self._declared is None else f"pydantic-ai {self._declared.model}"
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Limit of one answer of a plan's agent, in tokens; None if unknown."""
-        return None if self._declared is None else self._declared.max_tokens
 
     def inspect(self, files: Files) -> DetachedTurn | None:  # noqa: ARG002
         """Return None: a turn never outlives the process. With this method the runner gives the conversation files."""
@@ -100,7 +88,7 @@ class PydanticAIBackend:
         no network. The model's own key is checked when the first conversation is opened.
         """
         require("pydantic_ai", "pydantic-ai")
-        for server in () if self._declared is None else self._declared.servers:
+        for server in self._servers:
             server.check()
 
     @asynccontextmanager
@@ -110,28 +98,58 @@ class PydanticAIBackend:
         """
         self.check()
         ends = end_of_turn(request)
-        agent = self._agent
-        if agent is None:
-            agent = await run_sync(self._make, abandon_on_cancel=True)
-        servers = () if self._declared is None else self._declared.servers
-        async with running(servers) as toolsets, _running_agent(agent):
+        agent = await self._made()
+        async with running(self._servers) as toolsets, _running_agent(agent):
             yield AgentConversation(agent, toolsets, self._deps, request, ends)
+
+    async def _made(self) -> Any:
+        return self._agent
+
+
+class DeclaredAgentBackend(PydanticAIBackend):
+    """Runs a plan's agent, made when first used: importing pydantic-ai takes a second.
+
+    `model` is named as by pydantic-ai, `provider:model`, and backends with the same one share its limits of rate.
+    `instructions` are part of every request. The model may call the functions `tools`, whose signatures and docstrings
+    describe them, and the `servers`, started anew for each conversation. `max_tokens` is None for the default of the
+    library or the provider.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        instructions: str | None = None,
+        tools: Sequence[Callable[..., Any]] = (),
+        servers: Sequence[McpServer] = (),
+        max_tokens: int | None = None,
+    ) -> None:
+        self.account = f"pydantic-ai {model}"
+        self.max_tokens = max_tokens
+        self.billing = Billing(model=model.partition(":")[2], estimates=True)
+        self._servers = servers
+        self._model = model
+        self._instructions = instructions
+        self._tools = tools
+        self._agent: Any = None
+        self._deps = None
+        self._lock = threading.Lock()
+
+    async def _made(self) -> Any:
+        return self._agent or await run_sync(self._make, abandon_on_cancel=True)
 
     def _make(self) -> Any:
         with self._lock:  # the import takes seconds, and is made once
-            if self._agent is None and (declared := self._declared) is not None:
+            if self._agent is None:
                 from pydantic_ai import Agent  # noqa: PLC0415
                 from pydantic_ai.models import infer_model  # noqa: PLC0415
                 from pydantic_ai.settings import ModelSettings  # noqa: PLC0415
 
-                limit = None if declared.max_tokens is None else ModelSettings(max_tokens=declared.max_tokens)
+                limit = None if self.max_tokens is None else ModelSettings(max_tokens=self.max_tokens)
                 try:
-                    model = infer_model(declared.model)
-                    self._agent = Agent(
-                        model, instructions=declared.instructions, tools=declared.tools, model_settings=limit
-                    )
+                    model = infer_model(self._model)
+                    self._agent = Agent(model, instructions=self._instructions, tools=self._tools, model_settings=limit)
                 except Exception as error:  # a missing key or provider's package, or a tool that cannot be described
-                    text = f"cannot make the agent of model {declared.model}: {masked_line(str(error), 600)}"
+                    text = f"cannot make the agent of model {self._model}: {masked_line(str(error), 600)}"
                     raise BackendUnavailable(text) from error
             return self._agent
 
@@ -184,22 +202,6 @@ class McpServer:
         """The command's program: a name on PATH, or a path relative to `cwd`."""
         program = self.command[0]
         return str(self.cwd.absolute() / Path(program).expanduser()) if "/" in program else program
-
-
-@value
-class DeclaredAgent:
-    """A plan's agent, made when first used: importing pydantic-ai takes a second."""
-
-    model: str
-    """The model as named by pydantic-ai: `provider:model`."""
-    instructions: str | None = None
-    """Instructions of every request."""
-    tools: tuple[Callable[..., Any], ...] = ()
-    """Functions that the model may call. Their signatures and docstrings describe them to the model."""
-    servers: tuple[McpServer, ...] = ()
-    """MCP servers, started anew for each conversation."""
-    max_tokens: int | None = None
-    """Limit of one answer, in tokens; None for the default of the library or the provider."""
 
 
 # MCP servers of a plan's agent: started for a conversation, and ended with it, whole process trees included.

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from plait.backends import ConversationRequest, PydanticAIBackend
-from plait.backends.frameworks.pydantic_ai_agent import DeclaredAgent, McpServer
+from plait.backends.frameworks.pydantic_ai_agent import DeclaredAgentBackend, McpServer
 from plait.backends.process.process_table import start_time
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.tool_calls import calling, saying
@@ -34,7 +34,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend(*servers: McpServer, **options: Any) -> PydanticAIBackend:
-    return PydanticAIBackend(DeclaredAgent("openai-chat:m", servers=servers, **options))
+    return DeclaredAgentBackend("openai-chat:m", servers=servers, **options)
 
 
 def stock(log: Path, **options: Any) -> McpServer:
