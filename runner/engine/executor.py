@@ -601,6 +601,7 @@ class Executor:
             self._reopenings.end_all()
 
     async def _work(self, attempt: Attempt | None) -> None:
+        assert self._workers is not None
         if attempt is None:
             attempt = await self._next_turn()
         # A run that was cancelled while the start was written calls no backend any more.
@@ -613,8 +614,10 @@ class Executor:
             if attempt.adopted is not None:
                 began -= self._attempt_runner.earlier_duration(attempt)
             self._calls += 1
-            if (moment := self._scheduler.moment(attempt.position)) is not None:
-                self._watch_probe(attempt, moment)
+            if self._scheduler.is_probe(attempt.position):
+                accepted = anyio.Event()
+                attempt.accepted = accepted.set
+                self._workers.start_soon(self._accept_probe, attempt, accepted)
             call = self._attempt_runner.call(attempt)
             outcome = await (self._race(attempt, call) if self._state.dag.races else call)
             stored, attempts = self._conclude(attempt, outcome, began)
@@ -685,18 +688,9 @@ class Executor:
             return None
         return partial(self._settle_rate, position)
 
-    def _watch_probe(self, attempt: Attempt, moment: float) -> None:
-        """Let further tasks start on the backend once it has accepted `attempt`, or has not answered for `moment`
-        seconds.
-        """
-        assert self._workers is not None
-        silence = anyio.CancelScope()
-        attempt.accepted = silence.cancel
-        self._workers.start_soon(self._accept_probe, attempt, moment, silence)
-
-    async def _accept_probe(self, attempt: Attempt, moment: float, silence: anyio.CancelScope) -> None:
-        with silence:
-            await (anyio.sleep_forever() if moment == inf else self._run.options.clock.sleep(moment))
+    async def _accept_probe(self, attempt: Attempt, accepted: anyio.Event) -> None:
+        """Let further tasks start on the backend once it has accepted `attempt`."""
+        await accepted.wait()
         if not attempt.over and self._scheduler.accept(attempt.position):
             self._take_offered()
 

@@ -101,7 +101,7 @@ class OutcomeHandler:
             return self._wait_for_decision(attempt, error)
         if error.kind is ErrorKind.NO_CREDIT:
             return self._go_without_credit(attempt, error, duration)
-        throttled = self._state.count_failure(attempt.position, error.kind, self._scheduler.refusals(attempt.position))
+        throttled = self._state.count_failure(attempt.position, error.kind, *self._scheduler.refusals(attempt.position))
         failures = self._state.failures(attempt.position)
         retry = attempt.task.retry_policy
         if not attempt.task.at_most_once and deserves_retry(retry, failures, error):
@@ -111,13 +111,13 @@ class OutcomeHandler:
             )
             continuation = _continuation_after(attempt, error)
             now, exhausted = self._run.options.clock.wall(), attempt.exhausted
-            pause = pause_of(error, delay, now, duration, exhausted=exhausted) if throttled else None
+            pause = pause_of(error, delay, now, exhausted=exhausted) if throttled else None
             if pause is not None and pause.probe and self._scheduler.has_spares(attempt.position):
                 until = self._scheduler.limit(attempt.position, pause)
                 return self._retry(attempt, error, duration, max(0.0, until - now), continuation)
             return self._retry(attempt, error, duration, delay, continuation, pause=pause)
         if throttled:
-            self._scheduler.refuse_for_good(attempt.position, duration)
+            self._scheduler.refuse_for_good(attempt.position)
         return self._fail(attempt, error, duration)
 
     def _go_without_credit(self, attempt: Attempt, error: BackendError, duration: float) -> events.TaskEvent:
@@ -129,12 +129,12 @@ class OutcomeHandler:
         if not attempt.task.at_most_once:
             others = scheduler.others_open_at(position)
             if others != inf:
-                scheduler.limit(position, pause_without_credit(now + CREDIT_PROBE_S, duration))
+                scheduler.limit(position, pause_without_credit(now + CREDIT_PROBE_S))
                 return self._retry(attempt, error, duration, max(0.0, others - now), continuation)
             if scheduler.asks_for_credit(name):
                 return self._retry(attempt, error, duration, 0.0, continuation)
         asking = Asking(Question(credit_question(name, error.message), GO_ON_SCHEMA), Way.CREDIT)
-        scheduler.close_for_person(position, name, pause_without_credit(inf, duration))
+        scheduler.close_for_person(position, name, pause_without_credit(inf))
         return self._ask(position, asking, continuation, duration, error.usage, error.messages)
 
     def _ask(

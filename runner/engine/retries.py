@@ -111,8 +111,8 @@ _LONGER_S = 1.0
 """Seconds by which a pause becomes longer before the pause is reported again."""
 
 
-def pause_of(error: BackendError, delay: float, now: float, took: float, *, exhausted: bool) -> Pause:
-    """Return the pause of a backend that refused a call at Unix time `now`, for `delay` seconds, after `took` seconds.
+def pause_of(error: BackendError, delay: float, now: float, *, exhausted: bool) -> Pause:
+    """Return the pause of a backend that refused a call at Unix time `now`, for `delay` seconds.
 
     `exhausted` if the response reported that nothing is left of a limit.
     """
@@ -120,12 +120,12 @@ def pause_of(error: BackendError, delay: float, now: float, took: float, *, exha
     at_quota = names_quota(error.message)
     # A quota that is used up may say nothing of its end.
     closes = delay > LONG_S or (at_quota and error.retry_after is None and error.kind is ErrorKind.RATE_LIMITED)
-    return Pause(now + delay, cause, probe=closes, at_once=exhausted or at_quota, took=took)
+    return Pause(now + delay, cause, probe=closes, at_once=exhausted or at_quota)
 
 
-def pause_without_credit(until: float, took: float = 0.0) -> Pause:
+def pause_without_credit(until: float) -> Pause:
     """Return the pause of a backend whose account has no credit left, infinite until a person has answered."""
-    return Pause(until, ErrorKind.NO_CREDIT.value, probe=True, took=took, no_credit=True)
+    return Pause(until, ErrorKind.NO_CREDIT.value, probe=True, no_credit=True)
 
 
 class ThrottlingReporter:

@@ -91,7 +91,7 @@ class Scheduler:
         the backend of its judge, for which it may still wait.
         """
         self._refused: dict[int, Account] = {}
-        """In a run with spares, the accounts that each task that was set aside keeps paused."""
+        """The account that has refused the last call of each task that was set aside for it."""
         self._asking_credit: dict[int, str] = {}
         """The tasks that ask a person to top up the account of a backend, each with its name."""
         self.closings: list[tuple[str, int, float]] = []
@@ -480,8 +480,7 @@ class Scheduler:
         """
         account = self._queue_of[position].account
         self._refuse(account, position, pause)
-        if self._spares:
-            self._refused[position] = account
+        self._refused[position] = account
         self.set_aside(position)
 
     def _refuse(self, account: Account, position: int, pause: Pause) -> None:
@@ -554,19 +553,14 @@ class Scheduler:
         if (name := self._asking_credit.pop(position, None)) is not None:
             self.reopen(name, position)
 
-    def refuse_for_good(self, position: int, took: float) -> None:
-        """Record that the backend refused, after `took` seconds, the call of a started task that is not retried."""
+    def refuse_for_good(self, position: int) -> None:
+        """Record that the backend refused the call of a started task that is not retried."""
         self.withdraw(position)
-        self._queue_of[position].account.refuse((self, position), took)
+        self._queue_of[position].account.refuse((self, position))
 
-    def moment(self, position: int) -> float | None:
-        """Return the seconds after which the call of the started task counts as accepted, without a response; infinite
-        after a long pause. None if the task is not a probe.
-        """
-        queue = self._queue_of[position]
-        if not queue.is_probe(position):
-            return None
-        return inf if queue.account.probing else queue.account.moment
+    def is_probe(self, position: int) -> bool:
+        """Return whether the call of the started task shows whether its backend takes calls again."""
+        return self._queue_of[position].is_probe(position)
 
     def accept(self, position: int) -> bool:
         """Let further tasks start on the backend, which has accepted the call of the started task. Return False, with
@@ -603,14 +597,17 @@ class Scheduler:
         self.rates.give_back(position)
         self.withdraw(position)
 
-    def refusals(self, position: int) -> int:
-        """Return `ReadyQueue.refusals` for the backend of the task."""
-        return self._queue_of[position].refusals
+    def refusals(self, position: int) -> tuple[int, int]:
+        """Return how many calls the backend of the task has refused since it last completed one, and how often it was
+        paused since.
+        """
+        account = self._queue_of[position].account
+        return account.refusals, account.pauses
 
     def requeue(self, position: int) -> None:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
-        account = self._refused.pop(position, None) if self._spares else self._queue_of[position].account
+        account = self._refused.pop(position, None)
         if account is not None and account.reopen_for((self, position)):
             self._slots.offer(self, self._priority)
         if position not in self._dropped:

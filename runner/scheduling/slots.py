@@ -10,15 +10,14 @@ same between processes.
 A refused call (a rate limit, an overload) delays its own task. Whether the backend refuses the others too is found out
 by the `Account`:
 
-    open      tasks start while fewer than `width` run; a refusal leads to held
-    held      no task starts but one, the probe. A probe that is accepted opens the backend at the same width. If it is
-              refused, another goes. After PROBES refused probes, or if many (more than a third) of the calls under
-              way, or of those begun since the backend was opened, it is paused and its width is halved
-    paused    no task starts until the task with the last refusal may return; then the backend is open
+    open      tasks start while fewer than `width` run. Many refusals (`Account.pressure`), or one that holds for all
+              tasks alike (`Pause.at_once`), lead to paused, and halve the width
+    paused    no task starts until the task with the last refusal may return; then the backend is open, after a long
+              pause held
+    held      no task starts but one, the probe. Once it is accepted, the backend is open; if not, another goes
 
-A refusal that holds for all tasks alike (`Pause.at_once`) pauses the backend without probes. After a long pause the
-backend is held first. A server counts the calls of an account, whichever run makes them. So do the refusals, the probe,
-the pause and the width. The account is forgotten when the last run leaves.
+A server counts the calls of an account, whichever run makes them. So do the refusals, the probe, the pause and the
+width. The account is forgotten when the last run leaves.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from plait.errors import nearest
 from plait.json_form import value
 from plait.runner.scheduling.own_limits import RateGate
 
-PROBES = 2
-"""Probes that have to be refused, after a first refusal, before the backend is paused."""
-_MANY = 5
-"""Refusals that say as much as those of the probes, if they are more than a third of the calls."""
-_SHORTEST_MOMENT_S, _LONGEST_MOMENT_S = 0.05, 60.0
-"""Bounds of `Account.moment`."""
+MANY = 3
+"""The least pressure that pauses a backend."""
+_SHARE = 5
+"""The calls under way for each refusal that is one of many."""
+_RELIEF = 0.5
+"""What a completed call takes from the pressure: random refusals, up to a third of all calls, add up to nothing."""
 FIRST_WIDTH = 8
 MOST_AT_ONCE = 256
 """The width is never raised beyond."""
@@ -67,9 +66,7 @@ class Pause:
     probe: bool = False
     """Whether a single task runs on the backend after the pause, and the others once that call is accepted."""
     at_once: bool = False
-    """Whether the refusal alone pauses the backend, without probes."""
-    took: float = 0.0
-    """The seconds from the start of the call to its refusal."""
+    """Whether the refusal alone pauses the backend."""
     no_credit: bool = False
     """Whether the account has no credit left."""
 
@@ -92,8 +89,8 @@ class WidthSearch:
     until the backend is paused for refusals, or its calls take twice as long as they did: it then queues them. Either
     halves the width. From then on a round raises it by an eighth, the next one by twice as much, and so on.
 
-    A random refusal delays its own call and changes nothing here: `Account` pauses a backend only if it refuses its
-    probes too. Calls may also take longer because they ask for more. If fewer calls end in a second after the width was
+    A random refusal delays its own call and changes nothing here: `Account` pauses a backend only if it refuses many.
+    Calls may also take longer because they ask for more. If fewer calls end in a second after the width was
     halved for their time, the halving is taken back, and the time that they take now is the new measure.
 
     A round is as many calls as the width, begun and ended in it. A width of which less than half is in use is not
@@ -175,25 +172,19 @@ class Account:
     search: WidthSearch | None = None
     """Finds the width, for runs that state none."""
     width_before: float = 0.0
-    """The width found when the backend, open until then, last refused a call."""
+    """The width found by `search` before the last pause."""
     taken: int = 0
     """The number of tasks that hold a slot."""
     throttled: set[Call] = field(default_factory=set[Call])
     """The refused calls that keep the backend paused. No task starts on the backend until all of them may return."""
-    in_a_row: int = 0
-    """The refusals of a held backend: of a call, then of the probes. 0 for a backend that is open or paused."""
-    running: int = 0
-    """The number of tasks running on the backend when it was last open and refused a call."""
-    begun: int = 0
-    """The number of calls begun since the backend was opened last, by a probe or after a pause."""
-    refused: int = 0
-    """The number of refusals since then, those of calls under way included."""
-    took: float | None = None
-    """The mean of the seconds that refusals took, recent ones first; None before the first."""
+    pressure: float = 0.0
+    """The number of refusals since the last pause, less _RELIEF for each call completed since. From MANY on, and beyond
+    one for _SHARE calls under way, the backend is paused.
+    """
     refusals: int = 0
-    """The number of refusals so far, without those of calls that were under way when the backend was held or paused."""
-    refusals_before: int = 0
-    """The value of `refusals` at the last completion of a task on the backend."""
+    """The number of refusals since the last completion of a task on the backend."""
+    pauses: int = 0
+    """The number of pauses since then."""
     pause: Pause | None = None
     """The last pause, of several at once the longest; None while the backend has all its slots."""
     probing: bool = False
@@ -210,7 +201,7 @@ class Account:
         """Whether another task may start on the backend."""
         if self.throttled:
             return False
-        if self.probing or self.in_a_row:  # held
+        if self.probing:
             return self.probe is None
         return self.taken + 1 <= self.width
 
@@ -231,11 +222,6 @@ class Account:
         return self.probing and not self.is_open
 
     @property
-    def is_held(self) -> bool:
-        """Whether the next task to start on the backend is a probe, unless the backend is paused."""
-        return self.probing or self.in_a_row > 0
-
-    @property
     def total(self) -> int:
         """The number of tasks of all runs that may run at once while the backend is not throttled."""
         total = sum(slots.total for slots in {queue.slots for queue in self.runs.values()})
@@ -248,27 +234,21 @@ class Account:
         """The number of tasks of all runs that may run at once, after the pause if the backend is paused."""
         return 1 if self.probing and not self.throttled else int(min(self.width, self.total))
 
-    @property
-    def moment(self) -> float:
-        """The seconds after which a probe without a response counts as accepted: most refusals come sooner. A shorter
-        moment would open the backend too soon, a longer one leaves slots empty.
-        """
-        return min(max(1.5 * (self.took or 0.0), _SHORTEST_MOMENT_S), _LONGEST_MOMENT_S)
-
     def begin(self, call: Call | None) -> None:
         """Record the start of a call, which holds a slot: on a held backend as the probe. None is a call that another
         process has started.
         """
         self.taken += 1
-        self.begun += 1
         if self.gate is not None and self.gate.is_held:
             self.gate.is_held, self.probing = False, True
-        if call is not None and self.is_held:
+        if call is not None and self.probing:
             self.probe = call
 
     def complete(self) -> None:
         """Record the completion of a task on the backend."""
-        self.refusals_before = self.refusals
+        self.refusals = self.pauses = 0
+        if self.pressure:
+            self.pressure = max(0.0, self.pressure - _RELIEF)
         if self.width < inf and not self.throttled:
             if self.search is None:
                 self.width += 1 / self.width
@@ -283,44 +263,40 @@ class Account:
     def end_probe(self) -> None:
         """Let further tasks run, because the backend has accepted the probe."""
         self.probe = None
-        self.in_a_row = self.begun = self.refused = 0
+        self.pressure = 0.0
         if self.probing and not self.throttled:
             self.probing = False
             self.announce()
 
-    def refuse(self, call: Call, took: float) -> bool:
-        """Record that the backend refused `call`, after `took` seconds. Return whether the backend, unless it is
-        paused, refuses all calls.
-        """
-        is_first = self._begin_refusals()
-        self.refused += 1
-        self.took = took if self.took is None else self.took + (took - self.took) / 8
-        if is_first or self.probe == call:
+    def refuse(self, call: Call) -> None:
+        """Record that the backend refused `call`, which holds its slot."""
+        self.refusals += 1
+        if self.probe == call:
             self.probe = None
-            self.in_a_row += 1
-            self.refusals += 1
         if self.throttled:
-            self._narrow()
-            return False
-        some = min(self.begun, self.running)
-        return self.in_a_row > PROBES or (self.refused >= _MANY and 3 * self.refused > some)
+            self.width = max(1.0, min(self.width, self.taken - 1))  # those that were not refused
+        else:
+            self.pressure += 1
 
     def throttle(self, call: Call, pause: Pause) -> None:
-        """Record that the backend refused `call`, and pause the backend until the end of `pause` if it refuses all
-        calls.
+        """Record that the backend refused `call`, and pause the backend until the end of `pause` if it refuses many
+        calls, or all.
         """
-        if self.refuse(call, pause.took) or pause.at_once or pause.probe:
+        self.refuse(call)
+        is_open = not self.throttled
+        if pause.at_once or pause.probe or (self.pressure >= MANY and self.pressure * _SHARE > self.taken):
             self.close_for(call, pause)
+        if is_open and self.throttled:
             self._narrow()
         if self.throttled:
             self.announce()
 
     def close_for(self, call: Call, pause: Pause) -> None:
         """Close the backend until the refused `call` may be made again, at the end of `pause`."""
-        self._begin_refusals()
+        self.pauses += not self.throttled
         if not self.throttled or self.pause is None or pause.until > self.pause.until:
             self.pause = pause
-        self.in_a_row = 0
+        self.pressure = 0.0
         self.probing = self.probing or pause.probe
         self.probe = None  # a task started before this pause does not show whether the pause is over
         self.throttled.add(call)
@@ -332,7 +308,6 @@ class Account:
         self.throttled.remove(call)
         if self.throttled:
             return False
-        self.begun = self.refused = 0
         self.announce()
         return True
 
@@ -356,20 +331,12 @@ class Account:
         for queue in tuple(self.runs.values()):
             queue.changed(queue.name, self)
 
-    def _begin_refusals(self) -> bool:
-        """Note how many tasks run, if the backend is open. Return whether it is."""
-        if self.is_held or self.throttled:
-            return False
-        self.running = self.taken
+    def _narrow(self) -> None:
+        """Halve the width, because the backend is paused."""
         if self.search is not None:
             self.width_before = self.width
-        return True
-
-    def _narrow(self) -> None:
-        """Halve the width for a pause, or set it to the number of tasks that were not refused if that is lower."""
-        self.width = max(1.0, min(self.width, self.running // 2, self.running - self.refused))
-        if self.search is not None:
             self.search.paused()
+        self.width = max(1.0, min(self.width, self.total) // 2)
 
 
 _numbers = count()
@@ -466,8 +433,6 @@ class ReadyQueue:
     priority: int = 0
     heap: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     taken: int = 0
-    refusals_before: int = field(init=False)
-    """The value of `Account.refusals` when the run first used the backend."""
     turn: tuple[int, int] = (0, 0)
     """While the run waits for a slot: lower for a higher priority, and for a longer wait, on whatever backend."""
     take_offered: Callable[[], bool] = bool
@@ -477,7 +442,6 @@ class ReadyQueue:
         if self.pool.searches and self.slots.ceiling == inf and self.account.search is None:
             self.account.search = WidthSearch()
             self.account.width = min(self.account.width, max(FIRST_WIDTH, self.account.taken))
-        self.refusals_before = self.account.refusals
         self.account.runs[self.run] = self
         self.pool.accounts[self.account] += 1
 
@@ -493,11 +457,6 @@ class ReadyQueue:
         self.pool.accounts[self.account] -= 1
         if not self.pool.accounts[self.account]:
             del self.pool.accounts[self.account]
-
-    @property
-    def refusals(self) -> int:
-        """The number of the backend's refusals since its last completed task, counted from the start of the run."""
-        return self.account.refusals - max(self.account.refusals_before, self.refusals_before)
 
     @property
     def may_take(self) -> bool:

@@ -669,11 +669,11 @@ class RunState:
         attempt, usage = self._spent.get(position, (0, NO_USAGE))
         return usage if attempt == self._attempts[position] else NO_USAGE
 
-    def count_failure(self, position: int, kind: str | None, in_a_row: int = 0) -> int:
+    def count_failure(self, position: int, kind: str | None, refusals: int = 0, pauses: int = 0) -> int:
         """Count a failed attempt of the task with an error of `kind`.
 
-        `in_a_row` is the number of the backend's earlier refusals of any task in a row. Returns 0 unless the backend
-        refused the task; else the number of refusals of the task so far, or of the pauses in a row, if greater.
+        `refusals` and `pauses` are those of the backend before, since it last completed a task. Returns 0 unless the
+        backend refused the task; else the number of refusals of the task so far, or `pauses` if greater.
         """
         if kind in _NOT_COUNTED:
             return 0  # has tries of its own, or ends with a person's answer
@@ -682,8 +682,8 @@ class RunState:
             return 0
         self._throttled[position] += 1
         own = self._throttled[position]
-        times = max(own, in_a_row // _OF_A_PAUSE)
-        if times > MOST_THROTTLINGS and (kind != ErrorKind.RATE_LIMITED or own > in_a_row + 1):
+        times = max(own, pauses)
+        if times > MOST_THROTTLINGS and (kind != ErrorKind.RATE_LIMITED or own > refusals + 1):
             self._failures[position] += 1
         return times
 
@@ -779,8 +779,6 @@ overload counts as a failure. A limit then counts only if other tasks have compl
 large for it.
 """
 _NOT_COUNTED = frozenset({ErrorKind.CHECK_FAILED, ErrorKind.NO_CREDIT})
-_OF_A_PAUSE = 3
-"""Refusals that pause a backend: of a call and of two probes."""
 
 
 def _stored_result(record: TaskRecord, status: TaskStatus) -> TaskResult:

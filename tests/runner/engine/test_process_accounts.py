@@ -14,9 +14,8 @@ import pytest
 
 from plait import DAG, ParallelRunner, Run, RunStatus, Task, events
 from plait.backends import OpenAIBackend
-from plait.clock_and_ids import Clock
 from plait.runner.engine.run_options import RunOptions
-from plait.runner.scheduling.slots import PROBES, Account, Pause, ReadyQueue, SlotPool
+from plait.runner.scheduling.slots import MANY, Account, Pause, ReadyQueue, SlotPool
 from tests.support.agents.homes import make_home
 from tests.support.remotes import make
 from tests.support.sharing import wide
@@ -103,18 +102,10 @@ class Watched:
             assert (await self.run.result()).status is RunStatus.COMPLETED
 
 
-class Patient(Clock):
-    """A clock by which refusals take a hundred times as long, so that silence does not make a probe accepted soon."""
-
-    def monotonic(self) -> float:
-        return 100 * super().monotonic()
-
-
 def runner(server: Script, concurrency: int, name: str = "api", **options: object) -> ParallelRunner:
     return ParallelRunner(
         backends={name: make(CHAT, server.url, **options)},  # type: ignore[arg-type]
         concurrency=concurrency,
-        clock=Patient(),
     )
 
 
@@ -154,29 +145,23 @@ async def test_a_quota_that_one_run_has_used_up_pauses_the_other_as_well() -> No
         assert second.count(events.BackendThrottled), "the other run says why it waits"
 
 
-async def test_two_refused_runs_send_the_probes_of_one_and_share_half_of_their_slots() -> None:
+async def test_the_refusals_of_two_runs_add_up_and_they_share_half_of_their_slots() -> None:
     provider = Provider()
     async with serve(provider) as server, two_runs(runner(server, 4), runner(server, 4), 12) as (first, second):
         await provider.holds(8)
         refused = time.monotonic()
-        for name, run in (("a", first), ("b", second)):
+        for name, run, retried in (("a", first, 1), ("b", second, 1), ("a", first, 2)):
+            await provider.holds(8)
             provider.answer(TOO_FAST, name)
-            await run.tells(events.TaskRetried)
-        for _ in range(PROBES):
-            await provider.holds(7)
-            assert first.under_way + second.under_way == 7, "one probe of both runs"
-            probe, answer = provider.held.pop()
-            answer.set_result(TOO_FAST)
-            of = first if probe.startswith("a") else second
-            await of.tells(events.TaskRetried, of.count(events.TaskRetried) + 1)
-        assert first.under_way + second.under_way == 6, "paused"
+            await run.tells(events.TaskRetried, retried)
+        assert first.under_way + second.under_way == 7, "paused"
         while provider.held:
             provider.answer(FINE)
         await provider.holds(4)
         assert first.under_way + second.under_way == 4, "half of the eight, of both runs"
         assert {prompt[0] for prompt, _ in provider.held} == {"a", "b"}, "and none keeps the other out"
-        assert len(provider.arrived) == 8 + PROBES + 4
-        assert min(provider.arrived_after(refused)[PROBES:]) >= PAUSE_S
+        assert len(provider.arrived) == 8 + (MANY - 1) + 4
+        assert min(provider.arrived_after(refused)[MANY - 1 :]) >= PAUSE_S
         (told,) = [one for one in second.told if isinstance(one, events.BackendThrottled)][:1]
         assert (told.slots, told.total) == (4, 8)
         provider.open()

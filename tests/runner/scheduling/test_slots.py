@@ -66,14 +66,14 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
 
 
 def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before() -> None:
-    places = SlotPool(8, {"x": 2}, shared=True)
+    places = SlotPool(8, {"x": 4}, shared=True)
     statuses = [TaskStatus.RUNNING] * 8 + [TaskStatus.PENDING] * 12
     resumed = Scheduler(wide("a", 20), ["x"] * 20, places, statuses=statuses, held=range(8))
     resumed.throttle(0, AT_ONCE)
     for position in range(1, 8):
         resumed.finish(position, TaskStatus.COMPLETED)
     resumed.requeue(0)
-    assert [resumed.take(), resumed.take(), resumed.take()] == [0, 8, None]
+    assert [resumed.take(), resumed.take(), resumed.take()] == [0, 8, None], "half of the limit"
 
 
 def own_slots(account: Account, name: str, most: int, limits: dict[str, int] | None = None) -> Scheduler:

@@ -14,7 +14,7 @@ from plait.backends import ConversationRequest, Reply
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import Store
 from plait.runner.scheduling.scheduler import Scheduler
-from plait.runner.scheduling.slots import PROBES, Account, Pause, SlotPool
+from plait.runner.scheduling.slots import MANY, Account, Pause, SlotPool
 from plait.runner.state.run_state import MOST_THROTTLINGS
 from tests.support.fakes import QuickClock, Talker, failing
 
@@ -75,117 +75,60 @@ def account(plan: Scheduler) -> Account:
     return plan._queue("one").account  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_refusal_delays_its_task_and_one_other_goes_ahead() -> None:
-    names = ["one"] * 20 + ["two"] * 10
-    plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(30)), names, SlotPool(12))
-    assert taken(plan) == list(range(12))
+def test_a_refusal_delays_its_own_task_alone() -> None:
+    plan = schedule()
     plan.throttle(3)
-    assert taken(plan) == [12]
+    assert taken(plan) == [8], "its slot is another one's"
     plan.finish(5, DONE)
     plan.finish(6, DONE)
-    assert taken(plan) == [20, 21], "the places are free for other backends"
+    assert taken(plan) == [9, 10]
     plan.requeue(3)
-    assert taken(plan) == [], "one at a time"
+    plan.finish(7, DONE)
+    assert taken(plan) == [3]
     assert not account(plan).pause
 
 
-Ending = Callable[[Scheduler, int], object]
-ACCEPTED: dict[str, Ending] = {
-    "its response begins, or nothing came for a moment": lambda plan, probe: plan.accept(probe),
-    "it is answered": lambda plan, probe: plan.finish(probe, DONE),
-    "another error fails it": lambda plan, probe: plan.finish(probe, TaskStatus.FAILED),
-    "another error delays it": lambda plan, probe: plan.set_aside(probe),
-    "it asks a person": lambda plan, probe: plan.park(probe),
-}
-
-
-@pytest.mark.parametrize("ending", ACCEPTED.values(), ids=list(ACCEPTED))
-@pytest.mark.parametrize("refused", [0, 1], ids=["the first probe", "the second probe"])
-def test_an_accepted_probe_opens_the_backend_at_the_same_width(ending: Ending, refused: int) -> None:
-    plan = schedule()
-    plan.throttle(0)
-    for _ in range(refused):
-        (probe,) = taken(plan)
-        plan.throttle(probe)
-    (probe,) = taken(plan)
-    for position in (1, 2, 3):
-        plan.finish(position, DONE)
-    assert taken(plan) == []
-    ending(plan, probe)
-    taken(plan)
-    assert account(plan).taken == 8
-    assert not account(plan).pause
-
-
-def test_refusals_that_come_one_at_a_time_never_pause_the_backend() -> None:
+def test_refusals_among_completed_calls_never_pause_the_backend() -> None:
     plan = schedule()
     running = list(range(8))
     for _ in range(20):
         plan.throttle(running.pop(0))
-        (probe,) = taken(plan)
+        running += taken(plan)
+        for _ in range(2):
+            plan.finish(running.pop(0), DONE)
+        running += taken(plan)
         assert account(plan).pause is None
-        plan.accept(probe)
-        running += [probe, *taken(plan)]
         assert len(running) == 8, "at the same width"
 
 
-def test_as_many_refused_probes_as_it_takes_pause_the_backend_and_halve_its_width() -> None:
+def test_many_refusals_pause_the_backend_and_halve_its_width() -> None:
     plan = schedule()
-    plan.throttle(0, Pause(5.0, "429"))
-    for number in range(PROBES):
-        assert account(plan).pause is None, f"{number} probes are refused"
-        (probe,) = taken(plan)
-        plan.throttle(probe, Pause(6.0 + number, "429"))
-    assert account(plan).pause == Pause(5.0 + PROBES, "429"), "for as long as the last refusal said"
-    for position in range(1, 8):
+    for number in range(MANY):
+        assert account(plan).pause is None, f"{number} are refused"
+        plan.throttle(number, Pause(5.0 + number, "429"))
+        if number < MANY - 1:
+            assert taken(plan) == [8 + number]
+    assert account(plan).pause == Pause(4.0 + MANY, "429"), "for as long as the last refusal said"
+    for position in range(MANY, 7 + MANY):
         plan.finish(position, TaskStatus.FAILED)
     plan.requeue(0)
     assert taken(plan) == []
-    plan.requeue(probe)
+    plan.requeue(MANY - 1)
     assert len(taken(plan)) == 4
 
 
-def test_refusals_of_calls_that_were_under_way_are_no_probes() -> None:
-    plan = schedule(width=20)
-    plan.throttle(0)
-    (probe,) = taken(plan)
-    for position in range(1, 6):
-        plan.throttle(position)
-        assert taken(plan) == []
-    plan.accept(probe)
-    assert len(taken(plan)) == 5, "the width is as before"
-    assert not account(plan).pause
-    assert plan.refusals(0) == 1
-
-
-@pytest.mark.parametrize(("width", "many"), [(60, 21), (20, 7), (14, 5), (8, 5), (5, 5)])
-def test_many_refused_calls_under_way_pause_the_backend_like_refused_probes(width: int, many: int) -> None:
+@pytest.mark.parametrize(("width", "many"), [(60, 11), (20, 4), (14, 3), (5, 3)])
+def test_how_many_are_many_depends_on_the_calls_under_way(width: int, many: int) -> None:
     plan = schedule(count=width, width=width)
     for position in range(many - 1):
         plan.throttle(position)
         assert not account(plan).pause
     plan.throttle(many - 1)
     assert account(plan).pause
-    assert account(plan).slots == max(1, min(width // 2, width - many)), "half, or as many as got through"
-    if width > many:
-        plan.throttle(many)
-        assert account(plan).slots == max(1, min(width // 2, width - many - 1))
-
-
-def test_many_refusals_are_counted_since_the_backend_was_opened() -> None:
-    plan = schedule(count=99, width=20)
-    plan.throttle(0)
-    (probe,) = taken(plan)
-    for position in range(1, 6):
+    assert account(plan).slots == width // 2
+    for position in range(many, width - 1):
         plan.throttle(position)
-    plan.accept(probe)
-    late = taken(plan)
-    assert len(late) == 5
-    for position in late[:4]:
-        plan.throttle(position)
-    assert not account(plan).pause
-    plan.throttle(late[4])
-    assert account(plan).pause, "five of the five calls, of twenty under way"
+    assert account(plan).slots == 1, "as many as got through"
 
 
 def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
@@ -200,78 +143,7 @@ def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
         plan.finish(position, TaskStatus.FAILED)
     plan.requeue(1)
     assert len(taken(plan)) == 4
-    assert plan.refusals(0) == 1
-
-
-def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
-    slots = SlotPool(8, shared=True)
-    plan = schedule(width=8, slots=slots)
-    plan.throttle(0)
-    (probe,) = taken(plan)
-    plan.finish(1, DONE)
-    plan.withdraw(probe)
-    assert taken(plan) == [9]
-    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
-    assert taken(other) == []
-    plan.release_all()  # the run ends while its task is the probe
-    assert taken(other) == [0]
-    other.throttle(0)
-    assert taken(other) == [1]
-    other.throttle(1, Pause(3.0, "429"))
-    assert account(other).pause, "two runs, one row: a refusal and two probes"
-
-
-@pytest.mark.parametrize("ending", ["set_aside", "park"])
-def test_a_probe_whose_call_is_not_made_leaves_the_place_to_another(ending: str) -> None:
-    scheduler = Scheduler(DAG(Task(f"t{n}", "x") for n in range(8)), ["b"] * 8, SlotPool(4))
-    refused = scheduler.take()
-    assert refused is not None
-    scheduler.throttle(refused, Pause(until=10.0, took=0.1))
-    probe = scheduler.take()
-    assert probe is not None and scheduler.take() is None
-    scheduler.spare(probe)
-    getattr(scheduler, ending)(probe)
-    assert scheduler.take() is not None
-    assert scheduler.take() is None, "the backend has accepted nothing yet"
-
-
-def test_a_probe_accepted_in_one_run_opens_the_backend_for_the_others() -> None:
-    slots = SlotPool(8, shared=True)
-    plan = schedule(width=8, slots=slots)
-    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
-    got: list[int | None] = []
-    assert other.enqueue(lambda: got.append(other.take()))
-    plan.throttle(0)
-    assert got == [0], "the other run's task is the probe"
-    for position in (1, 2, 3):
-        plan.finish(position, DONE)
-    assert (taken(plan), plan.accept(1), got) == ([], False, [0])
-    assert other.accept(0)
-    assert len(taken(plan)) == 3
-    assert not other.accept(0), "once"
-
-
-def test_a_task_that_is_refused_for_good_is_no_accepted_probe() -> None:
-    plan = schedule(count=12)
-    plan.throttle(0)
-    refused: list[int] = []
-    for _ in range(4):
-        (probe,) = taken(plan)
-        refused.append(probe)
-        plan.refuse_for_good(probe, 0.0)
-        plan.finish(probe, TaskStatus.FAILED)
-    assert refused == [8, 9, 10, 11]
-    plan.requeue(0)
-    assert taken(plan) == [0]
-
-
-@pytest.mark.parametrize(("took", "moment"), [(0.0, 0.05), (0.25, 0.375), (2.0, 3.0), (600.0, 60.0)])
-def test_a_probe_counts_as_accepted_after_the_time_in_which_most_refusals_come(took: float, moment: float) -> None:
-    plan = schedule()
-    plan.throttle(0, Pause(took=took))
-    assert plan.moment(1) is None
-    (probe,) = taken(plan)
-    assert plan.moment(probe) == moment
+    assert plan.refusals(0) == (2, 1)
 
 
 def test_with_every_round_that_completes_one_more_may_run_up_to_the_limit() -> None:
@@ -302,6 +174,71 @@ def after_long_pause(running: int, count: int = 30, slots: SlotPool | None = Non
     assert plan.take() is None
     plan.requeue(0)
     return plan
+
+
+Ending = Callable[[Scheduler], object]
+ACCEPTED: dict[str, Ending] = {
+    "its response begins": lambda plan: plan.accept(0),
+    "it is answered": lambda plan: plan.finish(0, DONE),
+    "another error fails it": lambda plan: plan.finish(0, TaskStatus.FAILED),
+    "another error delays it": lambda plan: plan.set_aside(0),
+    "it asks a person": lambda plan: plan.park(0),
+}
+
+
+@pytest.mark.parametrize("ending", ACCEPTED.values(), ids=list(ACCEPTED))
+def test_an_accepted_probe_opens_the_backend(ending: Ending) -> None:
+    plan = after_long_pause(2)
+    assert taken(plan) == [0]
+    assert plan.is_probe(0)
+    ending(plan)
+    taken(plan)
+    assert account(plan).taken == 4, "half of the slots"
+    assert not plan.accept(0), "once"
+
+
+def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
+    slots = SlotPool(8, shared=True)
+    plan = after_long_pause(2, slots=slots)
+    assert taken(plan) == [0]
+    plan.withdraw(0)
+    assert taken(plan) == [3]
+    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
+    assert taken(other) == []
+    plan.release_all()  # the run ends while its task is the probe
+    assert taken(other) == [0]
+    other.throttle(0)
+    assert taken(other) == [1]
+
+
+@pytest.mark.parametrize("ending", ["set_aside", "park"])
+def test_a_probe_whose_call_is_not_made_leaves_the_place_to_another(ending: str) -> None:
+    plan = after_long_pause(2)
+    assert taken(plan) == [0]
+    plan.spare(0)
+    getattr(plan, ending)(0)
+    assert plan.take() is not None
+    assert plan.take() is None, "the backend has accepted nothing yet"
+
+
+def test_a_probe_accepted_in_one_run_opens_the_backend_for_the_others() -> None:
+    slots = SlotPool(8, shared=True)
+    plan = after_long_pause(2, slots=slots)
+    other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
+    assert taken(plan) == [0]
+    got: list[int | None] = []
+    assert other.enqueue(lambda: got.append(other.take()))
+    assert got == []
+    assert plan.accept(0)
+    assert got == [0]
+
+
+def test_a_task_that_is_refused_for_good_is_no_accepted_probe() -> None:
+    plan = after_long_pause(2)
+    assert taken(plan) == [0]
+    plan.refuse_for_good(0)
+    plan.finish(0, TaskStatus.FAILED)
+    assert taken(plan) == [3], "another probe"
 
 
 @pytest.mark.parametrize("running", [1, 2, 5])

@@ -373,7 +373,7 @@ def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() 
     assert state.refusals(0) == 1
     assert state.count_failure(0, ErrorKind.TRANSIENT) == 0
     assert state.failures(0) == 3
-    assert [state.count_failure(0, ErrorKind.RATE_LIMITED, in_a_row) for in_a_row in (0, 15, 0)] == [1, 5, 3]
+    assert [state.count_failure(0, ErrorKind.RATE_LIMITED, 15, pauses) for pauses in (0, 5, 0)] == [1, 5, 3]
     assert state.failures(0) == 3
     state.count_stored_failures(0, [attempt(4, "failed", ErrorKind.TRANSIENT, "gone")])
     assert state.failures(0) == 0
