@@ -1,8 +1,8 @@
 """`RunState`: the state of a run's tasks, by position in the DAG, and the only code that changes the state.
 
-Reading is open: the public fields are read-only views. Every change is a verb, a method of this class. A verb that
-moves a task to another status checks the move against TASK_TRANSITIONS, changes all fields that belong to the move, and
-returns the event of the move:
+Reading is open. Every change is a verb, a method of this class; a test searches the rest of the runner for writes to
+the fields. A verb that moves a task to another status checks the move against TASK_TRANSITIONS, changes all fields that
+belong to the move, and returns the event of the move:
 
     start                               pending -> running
     complete, fail                      running or waiting_input -> completed; failed or skipped
@@ -18,7 +18,7 @@ State and submission therefore agree at every await, and the stored events lead 
 
 A move refused by the table is a bug of plait, never a mistake of a user: the verb raises IllegalTransition and changes
 nothing. The other verbs change the rest of the state: added tasks, conversations kept in memory, failures counted for
-the retry policy. A test searches the rest of the runner for writes to the fields.
+the retry policy.
 """
 
 from __future__ import annotations
@@ -58,9 +58,6 @@ class IllegalTransition(RuntimeError):  # noqa: N818 - the name says enough
 class RunState:
     """The state of a run's tasks, all pending unless `records` of a stored run are given. `dag` grows with added tasks.
 
-    Each field for outside readers has a public name, a read-only view of the same object: reading a view costs nothing,
-    and type checkers refuse writes.
-
     `usage` is the cost of a stored run so far. With `keeps_all` every conversation stays in memory, because the run has
     no store. `unloaded` is the number of further tasks by status that the run has in the store.
     """
@@ -78,17 +75,14 @@ class RunState:
         self.records: Final = records
         """The stored records of the tasks, as of the reading of the run."""
         self.keeps_all: Final = keeps_all
-        self._statuses: list[TaskStatus] = [TaskStatus.PENDING] * len(dag)
-        self.statuses: Final[Sequence[TaskStatus]] = self._statuses
-        self._attempts: list[int] = [0] * len(dag)
-        self.attempts: Final[Sequence[int]] = self._attempts
+        self.statuses: list[TaskStatus] = [TaskStatus.PENDING] * len(dag)
+        self.attempts: list[int] = [0] * len(dag)
         """The number of attempts of each task, equal to the number of the last attempt."""
         self._failures: Counter[int] = Counter()
         """The number of failed attempts of each task that count for retries. Interrupted attempts do not count."""
         self._throttled: Counter[int] = Counter()
         """How often the backend has refused the task because of a limit or an overload."""
-        self._results: dict[int, TaskResult] = {}
-        self.results: Final[Mapping[int, TaskResult]] = self._results
+        self.results: dict[int, TaskResult] = {}
         """Results of the tasks that are done."""
         self._continued = Counter(dag.position(task.continues) for task in dag if task.continues is not None)
         """The number of tasks that continue the conversation of a task."""
@@ -96,34 +90,27 @@ class RunState:
         """Conversations kept in memory: see `RunState.settle_conversation`."""
         self._prompts: dict[int, str] = {}
         """Prompts of conversations of only a prompt and an answer, as texts, which the garbage collector skips."""
-        self._continuations: dict[int, Continuation] = {}
-        self.continuations: Final[Mapping[int, Continuation]] = self._continuations
+        self.continuations: dict[int, Continuation] = {}
         """Conversations that the next attempts of tasks continue."""
         self._added_by: dict[int, str | None] = {}
         """The id of the adding task, for each added task; None if the run's policy added the task."""
-        self._depths: dict[int, int] = {}
-        self.depths: Final[Mapping[int, int]] = self._depths
+        self.depths: dict[int, int] = {}
         """The depth of each task added by another task: 1 if the other task was in the run from the start."""
         self._have_added: set[int] = set()
         """Tasks that have added tasks: each task adds tasks at most once."""
         self._refusals: Counter[int] = Counter()
         """For each task, the answers that were refused, with a correction requested."""
-        self._parts: dict[int, list[int]] = {}
-        self.parts: Final[Mapping[int, Sequence[int]]] = self._parts
+        self.parts: dict[int, list[int]] = {}
         """The parts of each expanded task with `for_each`, and the tasks that each call has added."""
         self._seen: dict[int, frozenset[int]] = {}
         """The tasks of which the last prompt of a task with `join` had the results."""
-        self._questions: dict[int, str] = {}
-        self.questions: Final[Mapping[int, str]] = self._questions
+        self.questions: dict[int, str] = {}
         """The question to a person, for each task that waits for input."""
-        self._asking: dict[int, Asking] = {}
-        self.asking: Final[Mapping[int, Asking]] = self._asking
+        self.asking: dict[int, Asking] = {}
         """The details of the question, if the task itself asked."""
-        self._answers: dict[int, tuple[AnsweredQuestion, ...]] = {}
-        self.answers: Final[Mapping[int, tuple[AnsweredQuestion, ...]]] = self._answers
+        self.answers: dict[int, tuple[AnsweredQuestion, ...]] = {}
         """The answers to a task's questions so far."""
-        self._moved: dict[int, str] = {}
-        self.moved: Final[Mapping[int, str]] = self._moved
+        self.moved: dict[int, str] = {}
         """The backend of the last attempt of each task whose last attempt called a spare of the task's backend."""
         self._started = bytearray(len(dag))
         """Whether this process has begun the task: a byte for each, where a set would take 70."""
@@ -149,21 +136,21 @@ class RunState:
 
     def _load(self, position: int, record: TaskRecord) -> None:
         status = TASK_STATUSES[record.status]
-        self._attempts[position] = record.attempt
+        self.attempts[position] = record.attempt
         if record.answers is not None:
-            self._answers[position] = answers_of(record.answers)
+            self.answers[position] = answers_of(record.answers)
         if record.added_by is not None:
             self._note_added(position, record.added_by)
         if status in TASK_DONE:
             result = _stored_result(record, status)
-            self._statuses[position] = result.status
-            self._results[position] = result
+            self.statuses[position] = result.status
+            self.results[position] = result
         else:
-            self._statuses[position] = status
+            self.statuses[position] = status
             if status is TaskStatus.WAITING_INPUT:
-                self._questions[position] = record.question or ""
+                self.questions[position] = record.question or ""
                 if record.asked is not None:
-                    self._asking[position] = asking_of(record.question or "", record.asked)
+                    self.asking[position] = asking_of(record.question or "", record.asked)
 
     def _note_added(self, position: int, added_by: str | None) -> None:
         self._added_by[position] = added_by
@@ -171,9 +158,9 @@ class RunState:
             adder = self.dag.position(added_by)
             self._have_added.add(adder)
             # A called plan is part of the plan, and adds no more than is written there.
-            self._depths[position] = self._depths.get(adder, 0) + (not self.dag.tasks[adder].calls)
+            self.depths[position] = self.depths.get(adder, 0) + (not self.dag.tasks[adder].calls)
             if self.dag.tasks[adder].gathers:
-                self._parts.setdefault(adder, []).append(position)
+                self.parts.setdefault(adder, []).append(position)
 
     def failures(self, position: int) -> int:
         """Return the number of failed attempts of the task that count for the retry policy."""
@@ -200,7 +187,7 @@ class RunState:
         in a reply.
         """
         pairs: list[tuple[str, JsonValue]] = []
-        for answered in self._answers.get(position, ()):
+        for answered in self.answers.get(position, ()):
             if answered.way is Way.REPLY:
                 pairs.clear()
             elif answered.way is Way.CALL:
@@ -209,16 +196,16 @@ class RunState:
 
     def answer_to_send(self, position: int) -> AnsweredQuestion | None:
         """Return the last answer to a question in a reply, with which the conversation continues; None without."""
-        return next((one for one in reversed(self._answers.get(position, ())) if one.way is Way.REPLY), None)
+        return next((one for one in reversed(self.answers.get(position, ())) if one.way is Way.REPLY), None)
 
     def asked_in(self, task_id: str) -> set[int]:
         """Return the numbers of the task's attempts with a reply that ended with an answered question."""
-        answers = self._answers.get(self.dag.position(task_id), ())
+        answers = self.answers.get(self.dag.position(task_id), ())
         return {answered.attempt for answered in answers if answered.way is Way.REPLY}
 
     def resume_summary(self) -> ResumeSummary:
         """Return the summary of a resume."""
-        gone, reused = self._freed_summary, sum(result.reused for result in self._results.values())
+        gone, reused = self._freed_summary, sum(result.reused for result in self.results.values())
         return ResumeSummary(
             reused=gone.reused + reused,
             ran=gone.ran + sum(self._started),
@@ -229,7 +216,7 @@ class RunState:
     @property
     def counts(self) -> Counter[TaskStatus]:
         """The number of tasks by status, also of those that are in the store alone."""
-        return Counter(self._statuses) + Counter(self.unloaded)
+        return Counter(self.statuses) + Counter(self.unloaded)
 
     def is_ours(self, position: int) -> bool:
         """Return whether this process has begun the task or taken over an attempt of the task."""
@@ -237,7 +224,7 @@ class RunState:
 
     def is_completed(self, task_id: str) -> bool:
         """Return whether the task is completed, so that other tasks can continue the conversation."""
-        return self._statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
+        return self.statuses[self.dag.position(task_id)] is TaskStatus.COMPLETED
 
     def times_continued(self, position: int) -> int:
         """Return the number of tasks that continue the task's conversation; a part has at least the whole's number."""
@@ -252,7 +239,7 @@ class RunState:
         """Return the id of the session that `task` continues; None without such a session."""
         if task.continues is None or not self.is_completed(task.continues):
             return None
-        return self._results[self.dag.position(task.continues)].session_id
+        return self.results[self.dag.position(task.continues)].session_id
 
     def history(self, task: Task) -> History | None:
         """Return the conversation that `task` continues, if kept in memory; None otherwise."""
@@ -264,7 +251,7 @@ class RunState:
         """Return the completed task's conversation, if kept in memory; None otherwise."""
         position = self.dag.position(task_id)
         if position in self._prompts:
-            result = self._results[position]
+            result = self.results[position]
             turn = Reply(result.text, usage=result.usage).turn(self._prompts[position])
             return History(result.session_id, turn)
         return self._conversations.get(position)
@@ -275,21 +262,21 @@ class RunState:
         self._seen[position] = frozenset(
             needed
             for needed in {*self.dag.dependencies[position], *map(self.dag.position, names)}
-            if self._statuses[needed] is TaskStatus.COMPLETED
+            if self.statuses[needed] is TaskStatus.COMPLETED
             and (before is None or (needed < len(self.records) and (self.records[needed].ended_at or "~") <= before))
         )
 
     def _results_for(self, task: Task) -> Mapping[int, TaskResult]:
         """Return the results that the texts of the task may name: with `join`, those that it started with."""
         if task.join == "all":
-            return self._results
+            return self.results
         position = self.dag.position(task.id)
         record = self.records[position] if position < len(self.records) else None
         if position not in self._seen and record is not None and record.started_at is not None:
             self._look(position, before=record.started_at)
         if position not in self._seen:
-            return self._results
-        return {one: self._results[one] for one in self._seen[position] if one in self._results}
+            return self.results
+        return {one: self.results[one] for one in self._seen[position] if one in self.results}
 
     def texts(self, task: Task) -> TaskTexts:
         """Return the texts of the task, with the results that it has or started with."""
@@ -310,14 +297,12 @@ class RunState:
     def all_results(self) -> Mapping[str, TaskResult]:
         """Return the result of every task in memory by id, unfinished tasks included."""
         results = {
-            task.id: self._results.get(position)
+            task.id: self.results.get(position)
             or TaskResult(
                 task.id,
-                self._statuses[position],
-                attempts=self._attempts[position],
-                question=self._questions.get(position)
-                if self._statuses[position] is TaskStatus.WAITING_INPUT
-                else None,
+                self.statuses[position],
+                attempts=self.attempts[position],
+                question=self.questions.get(position) if self.statuses[position] is TaskStatus.WAITING_INPUT else None,
             )
             for position, task in enumerate(self.dag.tasks)
         }
@@ -340,16 +325,16 @@ class RunState:
     ) -> events.TaskStarted:
         """Begin the pending task's next attempt. A conversation to continue is consumed by the attempt."""
         self._move(position, events.TaskStarted.kind)
-        self._attempts[position] = number = self._attempts[position] + 1
+        self.attempts[position] = number = self.attempts[position] + 1
         self._started[position] = True
-        if position in self._continuations:
+        if position in self.continuations:
             self._consume_continuation(position)
         elif self.dag.tasks[position].join != "all":
             self._look(position)
         if moved_from is not None:
-            self._moved[position] = backend
-        elif self._moved:
-            self._moved.pop(position, None)
+            self.moved[position] = backend
+        elif self.moved:
+            self.moved.pop(position, None)
         task_id = self.dag.tasks[position].id
         return events.TaskStarted(
             at, task_id, number, backend, session_id, confirmed, reserved_usd=reserved_usd, moved_from=moved_from
@@ -371,7 +356,7 @@ class RunState:
 
         `turn` is as in TaskCompleted; `earlier_messages` holds the messages of earlier attempts in the conversation.
         """
-        task, number, usage = self.dag.tasks[position], self._attempts[position], reply.usage
+        task, number, usage = self.dag.tasks[position], self.attempts[position], reply.usage
         self._finish(
             position,
             TaskResult(
@@ -413,7 +398,7 @@ class RunState:
         messages: tuple[Message, ...] = (),
     ) -> events.TaskFailed:
         """Fail the task for good, or skip the task, depending on the failure mode."""
-        task, number, kind = self.dag.tasks[position], self._attempts[position], error.kind.value
+        task, number, kind = self.dag.tasks[position], self.attempts[position], error.kind.value
         status = failed_status(task.failure_mode)
         self._finish(
             position,
@@ -442,15 +427,15 @@ class RunState:
 
     def skip(self, position: int, at: str, error_kind: str, reason: str) -> events.TaskSkipped:
         """Skip the running task, whatever the failure mode. The task does not count as executed by this process."""
-        task_id, number, status = self.dag.tasks[position].id, self._attempts[position], TaskStatus.SKIPPED
+        task_id, number, status = self.dag.tasks[position].id, self.attempts[position], TaskStatus.SKIPPED
         self._finish(position, TaskResult(task_id, status, error_kind=error_kind, error=reason, attempts=number))
         self._started[position] = False
         return events.TaskSkipped(at, task_id, number, error_kind, reason)
 
     def cancel(self, position: int, at: str) -> events.TaskCancelled:
         """Cancel the unfinished task. The cost of an attempt under way is the cost reported so far."""
-        task_id, number = self.dag.tasks[position].id, self._attempts[position]
-        usage = self.spent(position) if self._statuses[position] is _RUNNING else NO_USAGE
+        task_id, number = self.dag.tasks[position].id, self.attempts[position]
+        usage = self.spent(position) if self.statuses[position] is _RUNNING else NO_USAGE
         self._finish(position, TaskResult(task_id, TaskStatus.CANCELLED, attempts=number, usage=usage))
         return events.TaskCancelled(at, task_id, number, usage)
 
@@ -467,11 +452,11 @@ class RunState:
         self._move(position, events.TaskRetried.kind)
         self._add_usage(error.usage)
         if continuation is not None:
-            self._continuations[position] = continuation
+            self.continuations[position] = continuation
         if is_refusal(error.message):
             self._refusals[position] += 1
         goes_on = continuation is not None and continuation.interrupted
-        task_id, number, kind = self.dag.tasks[position].id, self._attempts[position], error.kind.value
+        task_id, number, kind = self.dag.tasks[position].id, self.attempts[position], error.kind.value
         message, messages, traceback = error.message, error.messages, error.traceback
         return events.TaskRetried(
             at,
@@ -492,7 +477,7 @@ class RunState:
     ) -> events.TaskInterrupted:
         """Make the running task pending again, because the attempt ended with the owner of the run."""
         self._move(position, events.TaskInterrupted.kind)
-        task_id, number = self.dag.tasks[position].id, self._attempts[position]
+        task_id, number = self.dag.tasks[position].id, self.attempts[position]
         return events.TaskInterrupted(at, task_id, number, reason, crashed=crashed, delay_s=delay_s)
 
     def wait_for_answer(
@@ -509,12 +494,12 @@ class RunState:
         """Let the running task wait for the answer to the task's own question. `continuation` as in `retry`."""
         self._move(position, events.TaskWaiting.kind)
         question = asking.question.text
-        self._questions[position] = question
-        self._asking[position] = asking
+        self.questions[position] = question
+        self.asking[position] = asking
         if continuation is not None:
-            self._continuations[position] = continuation
+            self.continuations[position] = continuation
         self._add_usage(usage)
-        task_id, number = self.dag.tasks[position].id, self._attempts[position]
+        task_id, number = self.dag.tasks[position].id, self.attempts[position]
         return events.TaskWaiting(
             at,
             task_id,
@@ -532,19 +517,19 @@ class RunState:
         took effect.
         """
         self._move(position, events.TaskWaiting.kind)
-        self._questions[position] = question
-        return events.TaskWaiting(at, self.dag.tasks[position].id, self._attempts[position], question, crashed=crashed)
+        self.questions[position] = question
+        return events.TaskWaiting(at, self.dag.tasks[position].id, self.attempts[position], question, crashed=crashed)
 
     def answer(self, position: int, at: str, value: JsonValue, by: str) -> events.TaskAnswered:
         """Answer the waiting task's own question with the valid `value`, and make the task pending again."""
-        if position not in self._asking:
+        if position not in self.asking:
             raise self._illegal(position, _PENDING)
         self._move(position, events.TaskAnswered.kind)
-        asking, number = self._asking.pop(position), self._attempts[position]
-        answered = AnsweredQuestion(number, asking.way, self._questions.pop(position), value, by)
-        self._answers[position] = answers = (*self._answers.get(position, ()), answered)
-        if position in self._continuations and answered.way is Way.REPLY:
-            self._continuations[position] = replace(self._continuations[position], answer=answered)
+        asking, number = self.asking.pop(position), self.attempts[position]
+        answered = AnsweredQuestion(number, asking.way, self.questions.pop(position), value, by)
+        self.answers[position] = answers = (*self.answers.get(position, ()), answered)
+        if position in self.continuations and answered.way is Way.REPLY:
+            self.continuations[position] = replace(self.continuations[position], answer=answered)
         return events.TaskAnswered(at, self.dag.tasks[position].id, number, encode_answers(answers))
 
     def reopen(self, position: int, at: str, *, prompt: str | None = None) -> events.TaskReopened:
@@ -552,33 +537,33 @@ class RunState:
         the task's prompt if the prompt is new.
         """
         self._move(position, events.TaskReopened.kind)
-        del self._results[position]
-        self._answers.pop(position, None)
+        del self.results[position]
+        self.answers.pop(position, None)
         self._forget_failures(position)
         damaged = position < len(self.records) and self.records[position].damaged
-        return events.TaskReopened(at, self.dag.tasks[position].id, self._attempts[position], damaged, prompt)
+        return events.TaskReopened(at, self.dag.tasks[position].id, self.attempts[position], damaged, prompt)
 
     def _move(self, position: int, kind: str) -> None:
         """Change the task's status as an event of the kind does. Raise IllegalTransition if the table refuses."""
         before, after = TASK_TRANSITIONS[kind]
-        if self._statuses[position] not in before:
+        if self.statuses[position] not in before:
             raise self._illegal(position, after)
-        self._statuses[position] = after
+        self.statuses[position] = after
 
     def _finish(self, position: int, result: TaskResult) -> None:
         """End the task with `result`. Raise IllegalTransition if the table refuses the end."""
         self._move(position, _ENDS[result.status])
-        self._results[position] = result
+        self.results[position] = result
         if result.usage is not NO_USAGE:
             self._usage += result.usage
-        if position in self._continuations:
-            del self._continuations[position]
-        if position in self._questions:
-            del self._questions[position]
-            self._asking.pop(position, None)
+        if position in self.continuations:
+            del self.continuations[position]
+        if position in self.questions:
+            del self.questions[position]
+            self.asking.pop(position, None)
 
     def _illegal(self, position: int, new: TaskStatus) -> IllegalTransition:
-        task_id, old = self.dag.tasks[position].id, self._statuses[position]
+        task_id, old = self.dag.tasks[position].id, self.statuses[position]
         return IllegalTransition(f"task {task_id!r} is {old.value} and cannot become {new.value} here; a bug of plait")
 
     def _add_usage(self, usage: Usage) -> None:
@@ -591,22 +576,22 @@ class RunState:
         """End the pending task of a preview with `result`, without an attempt."""
         if self.dag.tasks[position].join != "all":
             self._look(position)
-        self._statuses[position], self._results[position] = result.status, result
+        self.statuses[position], self.results[position] = result.status, result
 
     def adopt(self, position: int) -> None:
         """Take over the running task's attempt, begun by an earlier process. The event is part of the run's resume."""
-        if self._statuses[position] is not _RUNNING:
+        if self.statuses[position] is not _RUNNING:
             raise self._illegal(position, _RUNNING)
         self._adopted.add(position)
-        if position in self._continuations:
+        if position in self.continuations:
             self._consume_continuation(position)
 
     def add_tasks(self, tasks: Sequence[Task], added_by: str | None, at: str) -> events.TasksAdded:
         """Add `tasks` as pending. Raise DAGError and change nothing if the DAG refuses the tasks."""
         start = len(self.dag)
         self.dag.extend(tasks)
-        self._statuses += [_PENDING] * len(tasks)
-        self._attempts += [0] * len(tasks)
+        self.statuses += [_PENDING] * len(tasks)
+        self.attempts += [0] * len(tasks)
         self._started += bytes(len(tasks))
         for position, task in enumerate(tasks, start):
             self._note_added(position, added_by)
@@ -618,36 +603,36 @@ class RunState:
         """Undo the last `add_tasks`, which began at position `start`. To be called before the event is submitted."""
         for position in range(start, len(self.dag)):
             added_by = self._added_by.pop(position)
-            self._depths.pop(position, None)
+            self.depths.pop(position, None)
             if added_by is not None:
                 adder = self.dag.position(added_by)
-                parts = [part for part in self._parts.pop(adder, ()) if part < start]
+                parts = [part for part in self.parts.pop(adder, ()) if part < start]
                 if parts:
-                    self._parts[adder] = parts
+                    self.parts[adder] = parts
                 else:
                     self._have_added.discard(adder)
             if (before := self.dag.tasks[position].continues) is not None:
                 self._continued[self.dag.position(before)] -= 1
         self.dag.cut(start)
-        del self._statuses[start:], self._attempts[start:], self._started[start:]
+        del self.statuses[start:], self.attempts[start:], self._started[start:]
 
     def expand(self, position: int) -> None:
         """Let the task with `for_each` or `call` wait for the parts of the task that were added last, if any."""
         joined = set(self.dag.dependencies[position])
-        self.dag.join(position, [part for part in self._parts.setdefault(position, []) if part not in joined])
+        self.dag.join(position, [part for part in self.parts.setdefault(position, []) if part not in joined])
 
     def free(self, positions: Sequence[int]) -> None:
         """Let tasks leave memory that have ended, are stored, and are needed by no other task. Their statuses stay."""
         gone = self._freed_summary
         by_task: tuple[dict[int, Any], ...] = (
-            *(self._results, self._conversations, self._prompts, self._continuations, self._added_by, self._seen),
-            *(self._answers, self._spent, self._continued, self._refusals, self._failures, self._throttled),
+            *(self.results, self._conversations, self._prompts, self.continuations, self._added_by, self._seen),
+            *(self.answers, self._spent, self._continued, self._refusals, self._failures, self._throttled),
         )
         for position in positions:
-            self._freed[self._statuses[position]] += 1
+            self._freed[self.statuses[position]] += 1
             gone = replace(
                 gone,
-                reused=gone.reused + self._results[position].reused,
+                reused=gone.reused + self.results[position].reused,
                 ran=gone.ran + self._started[position],
                 repeated=gone.repeated + (self._started[position] and position in self._repeats),
                 adopted=gone.adopted + (position in self._adopted),
@@ -662,12 +647,12 @@ class RunState:
     def spend(self, position: int, usage: Usage) -> None:
         """Record the cost reported so far by the task's attempt under way. NO_USAGE changes nothing."""
         if usage is not NO_USAGE:
-            self._spent[position] = self._attempts[position], usage
+            self._spent[position] = self.attempts[position], usage
 
     def spent(self, position: int) -> Usage:
         """Return the usage that the task's last attempt has reported; NO_USAGE if none."""
         attempt, usage = self._spent.get(position, (0, NO_USAGE))
-        return usage if attempt == self._attempts[position] else NO_USAGE
+        return usage if attempt == self.attempts[position] else NO_USAGE
 
     def count_failure(self, position: int, kind: str | None, refusals: int = 0, pauses: int = 0) -> int:
         """Count a failed attempt of the task with an error of `kind`.
@@ -709,34 +694,34 @@ class RunState:
 
     def continue_with(self, position: int, continuation: Continuation) -> None:
         """Record how the task's next attempt continues the conversation of earlier attempts."""
-        self._continuations[position] = continuation
+        self.continuations[position] = continuation
 
     def move_continuation(self, position: int) -> None:
         """Let the task's next attempt, on another backend, replay the conversation of the earlier ones. A turn that was
         interrupted begins anew: what it had done is in the session alone.
         """
-        continuation = self._continuations.pop(position)
+        continuation = self.continuations.pop(position)
         if continuation.sends_message:
-            self._continuations[position] = replace(continuation, session_id=None, interrupted=False)
+            self.continuations[position] = replace(continuation, session_id=None, interrupted=False)
 
     def load_moved(self, attempts: Iterable[AttemptRecord], spares: Mapping[str, Sequence[str]], default: str) -> None:
         """Note the tasks whose last attempt, of an earlier process, called one of the `spares` of their backend."""
         for attempt in attempts:
             position = self.dag.position(attempt.task_id)
             own = self.dag.backend_of(self.dag.tasks[position]) or default
-            if attempt.attempt == self._attempts[position] and attempt.backend in spares.get(own, ()):
-                self._moved[position] = attempt.backend
+            if attempt.attempt == self.attempts[position] and attempt.backend in spares.get(own, ()):
+                self.moved[position] = attempt.backend
 
     def backend_of(self, position: int, default: str) -> str:
         """Return the backend of the task's last attempt: its own, or a spare. `default` is that of the run."""
-        return self._moved.get(position) or self.dag.backend_of(self.dag.tasks[position]) or default
+        return self.moved.get(position) or self.dag.backend_of(self.dag.tasks[position]) or default
 
     def _consume_continuation(self, position: int) -> None:
         """Mark the conversation as continued by the task's current attempt."""
-        continuation = self._continuations.pop(position)
+        continuation = self.continuations.pop(position)
         if continuation.sends_message:
             # Each further attempt repeats the message until the conversation holds the message.
-            self._continuations[position] = replace(continuation, interrupted=False)
+            self.continuations[position] = replace(continuation, interrupted=False)
 
     def keep_conversation(self, position: int, past: History) -> None:
         """Keep the completed task's conversation, read back from the store, for the tasks that continue it."""
