@@ -124,8 +124,7 @@ class AnswerCheck:
             evidence += answer_evidence
         if error is None and self._check.judge is not None:
             outcome = await self._ask_judge(request, reply, priced, slot)
-            ended = outcome.reply or outcome.error
-            reply = reply if ended is None else replace(reply, usage=reply.usage + ended.usage)
+            reply = replace(reply, usage=reply.usage + outcome.usage)
             error = outcome.error
             if error is None and outcome.reply is not None:
                 data = outcome.reply.data
@@ -151,11 +150,11 @@ class AnswerCheck:
         try:
             prompt = clean_text(self._run.state.texts(self._task).judge_prompt(_answer(judged)))
         except PromptError as mistake:
-            return CallOutcome(None, None, BackendError(ErrorKind.INVALID_REQUEST, f"the judge's prompt: {mistake}"))
+            return CallOutcome(error=BackendError(ErrorKind.INVALID_REQUEST, f"the judge's prompt: {mistake}"))
         tries, failures, usage = 0, 0, NO_USAGE
         while True:
             if (settle := await slot(self._judge, judged.usage)) is None:
-                return CallOutcome(None, None, BackendError(ErrorKind.CRASHED, _NOT_JUDGED, usage=usage))
+                return CallOutcome(error=BackendError(ErrorKind.CRASHED, _NOT_JUDGED, usage=usage))
             asking = ConversationRequest(
                 session_id=backend.new_session_id(),
                 output_schema=VERDICT,
@@ -166,10 +165,9 @@ class AnswerCheck:
             outcome = await priced(
                 await call_backend(backend, asking, prompt, cancellation=cancellation), self._judge, None
             )
-            ended = outcome.reply or outcome.error
-            settle(NO_USAGE if ended is None else ended.usage)
+            settle(outcome.usage)
             if outcome.asked is not None or (outcome.reply is not None and outcome.reply.question is not None):
-                outcome = CallOutcome(None, None, BackendError(ErrorKind.UNEXPECTED, "a judge cannot ask a person"))
+                outcome = CallOutcome(error=BackendError(ErrorKind.UNEXPECTED, "a judge cannot ask a person"))
             if (error := outcome.error) is None:
                 assert outcome.reply is not None
                 return replace(outcome, reply=replace(outcome.reply, usage=usage + outcome.reply.usage))
@@ -182,7 +180,7 @@ class AnswerCheck:
             if is_spent or not deserves_retry(retry, failures, error):
                 # The kind says that nothing is to be done anew by itself: the answer is there, but not judged.
                 message = f"the judge {self._judge!r} gave no verdict ({error.kind.value}): {error.message}"
-                return CallOutcome(None, None, BackendError(ErrorKind.UNEXPECTED, message, usage=usage))
+                return CallOutcome(error=BackendError(ErrorKind.UNEXPECTED, message, usage=usage))
             await options.clock.sleep(retry_delay(retry, tries, error.retry_after, options.rng))
 
 

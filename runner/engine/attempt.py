@@ -334,7 +334,7 @@ class AttemptRunner:
             )
             request = self._request(attempt, history)
         except Exception as error:
-            return CallOutcome(None, None, classified(error))
+            return CallOutcome(error=classified(error))
         backend = self._backends[attempt.backend]
         answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
         if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
@@ -345,15 +345,14 @@ class AttemptRunner:
                 files, place, adopts = self._files(attempt), request.workspace, attempt.adopted is not None
                 check = await AnswerCheck.begin(self._run, attempt.task, attempt.backend, files, place, adopts=adopts)
             except (BackendError, PromptError) as error:
-                return CallOutcome(None, None, classified(error))
+                return CallOutcome(error=classified(error))
         attempt.called = True
         message = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
         outcome = await call_backend(backend, request, message, answers, self._run.cancellation)
         failure = outcome.error
         if failure is not None and failure.usage is NO_USAGE and not failure.continues_session:
             failure.usage = self._state.spent(attempt.position)  # a continued session counts the tokens again
-        ended = outcome.reply or failure
-        if ended is not None and ended.usage is not NO_USAGE:
+        if outcome.usage is not NO_USAGE:
             outcome = await self._costs.priced(outcome, attempt.backend, self._model(attempt))
         reply = outcome.reply
         if check is not None and reply is not None and reply.question is None:
@@ -365,7 +364,7 @@ class AttemptRunner:
             outcome = replace(outcome, reply=reply, data_json=data_json)
             if mistake is not None:
                 mistake.usage, mistake.messages = reply.usage, attempt.turn(reply)
-                outcome = CallOutcome(None, None, mistake)
+                outcome = CallOutcome(error=mistake)
         attempt.over = True
         if reply is not None and reply.session_id is not None:
             self._session(attempt, reply.session_id, last=True)

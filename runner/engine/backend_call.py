@@ -31,14 +31,20 @@ from plait.usage import NO_USAGE, Usage
 class CallOutcome:
     """The outcome of an attempt: a reply, an error or a question."""
 
-    reply: Reply | None
+    reply: Reply | None = None
     """The reply, if the attempt succeeded."""
-    data_json: str | None
+    data_json: str | None = None
     """The `data` of the reply as JSON; None without data."""
-    error: BackendError | None
+    error: BackendError | None = None
     """The error, if the attempt failed."""
     asked: Question | None = None
     """The unanswered question, if the code of the task called `ask`."""
+
+    @property
+    def usage(self) -> Usage:
+        """What the attempt has used."""
+        ended = self.reply or self.error
+        return NO_USAGE if ended is None else ended.usage
 
 
 Answers: TypeAlias = Sequence[tuple[str, JsonValue]]
@@ -89,7 +95,7 @@ async def call_backend(
         message = f"the backend called sys.exit({error.code!r}); raise BackendError instead"
         outcome = _failed(ErrorKind.UNEXPECTED, clean_text(message))
     except Exception as error:
-        outcome = CallOutcome(None, None, classified(error))
+        outcome = CallOutcome(error=classified(error))
     except BaseExceptionGroup as error:  # a task group in the task's code, around a call of `ask`
         inside = question_in(error)
         if inside is None:
@@ -113,14 +119,14 @@ def _timed_from_go(request: ConversationRequest, limit: anyio.CancelScope, timeo
 
 
 def _failed(kind: ErrorKind, message: str) -> CallOutcome:
-    return CallOutcome(None, None, BackendError(kind, message))
+    return CallOutcome(error=BackendError(kind, message))
 
 
 def _asked(question: Question) -> CallOutcome:
     wrong = _question_problem(question)
     if wrong:
         return _failed(ErrorKind.UNEXPECTED, f"ask() was called with {wrong}")
-    return CallOutcome(None, None, None, question)
+    return CallOutcome(asked=question)
 
 
 async def _send(backend: Backend, request: ConversationRequest, prompt: str, replies: list[Reply]) -> None:
@@ -166,9 +172,9 @@ def _checked(reply: Reply) -> CallOutcome:
         or all(one.content.isascii() and one.thoughts.isascii() and _countable(one.usage) for one in reply.messages)
     )
     if is_ascii and usage is reply.usage:
-        return CallOutcome(reply, data_json, None)
+        return CallOutcome(reply, data_json)
     clean = replace(reply, text=clean_text(reply.text), messages=_clean(reply.messages), usage=usage)
-    return CallOutcome(clean, data_json, None)
+    return CallOutcome(clean, data_json)
 
 
 def _clean(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -66,7 +66,7 @@ from plait.runner.engine.work_folders import WorkFolders
 from plait.runner.reuse.earlier_answers import EarlierAnswer
 from plait.runner.state.budget import Budget, counted_cost
 from plait.statuses import TASK_DONE, TaskStatus
-from plait.usage import NO_USAGE, Usage
+from plait.usage import Usage
 
 _TAKEN_OVER_AT_ONCE = 100
 PARK_S = 60.0
@@ -76,7 +76,7 @@ _LEAST_USD = 0.01
 _ENDS = frozenset({events.TaskCompleted, events.TaskFailed, events.TaskSkipped})
 
 
-_LOST = CallOutcome(None, None, None)
+_LOST = CallOutcome()
 """The outcome of a call that was cancelled because its task lost a race."""
 
 
@@ -703,8 +703,7 @@ class Executor:
         del self._under_way[attempt.position]
         if self._folders is not None:
             self._folders.give_back(attempt.position)
-        ended, budget = outcome.reply or outcome.error, self._run.budget
-        usage = NO_USAGE if ended is None else ended.usage
+        usage, budget = outcome.usage, self._run.budget
         kind = None if outcome.error is None else outcome.error.kind.value
         if budget is not None and attempt.task.id in budget.reserved:
             budget.settle(attempt.task.id, usage, error_kind=kind, called=attempt.has_begun)
