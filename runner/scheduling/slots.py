@@ -76,8 +76,7 @@ class BackendSlots:
     """The slots of a backend in the pool of a run, or of several runs."""
 
     ceiling: float
-    total: int
-    """The tasks that the pool could run at once on this backend."""
+    """The most tasks at once; infinite without a limit of the backend."""
     taken: int = 0
 
 
@@ -224,9 +223,10 @@ class Account:
     @property
     def total(self) -> int:
         """The number of tasks of all runs that may run at once while the backend is not throttled."""
-        total = sum(slots.total for slots in {queue.slots for queue in self.runs.values()})
+        pools = {queue.slots: queue.pool for queue in self.runs.values()}
+        total = sum(min(slots.ceiling, pool.concurrency) for slots, pool in pools.items())
         if self.search is None:
-            return total
+            return int(total)
         return int(min(total, self.width if self.pause is None else max(self.width, self.width_before)))
 
     @property
@@ -371,17 +371,11 @@ class SlotPool:
 
     def slots(self, backend: str) -> BackendSlots:
         """Return the slots of `backend`."""
-        slots = self._slots.get(backend)
-        if slots is None:
-            ceiling = self._limits.get(backend, inf)
-            slots = self._slots[backend] = BackendSlots(ceiling, int(min(ceiling, self.concurrency)))
-        return slots
+        return self._slots.setdefault(backend, BackendSlots(self._limits.get(backend, inf)))
 
     def widen(self, concurrency: int) -> None:
         """Raise the number of slots to `concurrency`, unless there are more."""
         self.concurrency = max(self.concurrency, concurrency)
-        for slots in self._slots.values():
-            slots.total = int(min(slots.ceiling, self.concurrency))
 
     def raise_to(self, slots: int, backend: str | None) -> None:
         """Make sure that there are `slots`, in total, and of `backend` unless None."""
