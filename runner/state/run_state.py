@@ -16,7 +16,7 @@ belong to the move, and returns the event of the move:
 The caller submits the event to the checkpointer in the same step, with no await between the verb and the submission.
 State and submission therefore agree at every await, and the stored events lead a later process to the same state.
 
-A move refused by the table is a bug of plait, never a mistake of a user: the verb raises IllegalTransition and changes
+A move refused by the table is a bug of plait, never a mistake of a user: the verb raises RuntimeError and changes
 nothing. The other verbs change the rest of the state: added tasks, conversations kept in memory, failures counted for
 the retry policy.
 """
@@ -49,10 +49,6 @@ MOST_STORED_IN_MEMORY = 32 * 2**20
 """The characters of stored conversations that stay in memory."""
 _ENTRY_SIZE = 200
 """The memory of a conversation beside its text, counted as characters."""
-
-
-class IllegalTransition(RuntimeError):  # noqa: N818 - the name says enough
-    """A verb was called for a task in a status that does not allow the verb: a bug of plait."""
 
 
 class RunState:
@@ -544,14 +540,14 @@ class RunState:
         return events.TaskReopened(at, self.dag.tasks[position].id, self.attempts[position], damaged, prompt)
 
     def _move(self, position: int, kind: str) -> None:
-        """Change the task's status as an event of the kind does. Raise IllegalTransition if the table refuses."""
+        """Change the task's status as an event of the kind does. Raise RuntimeError if the table refuses."""
         before, after = TASK_TRANSITIONS[kind]
         if self.statuses[position] not in before:
             raise self._illegal(position, after)
         self.statuses[position] = after
 
     def _finish(self, position: int, result: TaskResult) -> None:
-        """End the task with `result`. Raise IllegalTransition if the table refuses the end."""
+        """End the task with `result`. Raise RuntimeError if the table refuses the end."""
         self._move(position, _ENDS[result.status])
         self.results[position] = result
         if result.usage is not NO_USAGE:
@@ -562,9 +558,9 @@ class RunState:
             del self.questions[position]
             self.asking.pop(position, None)
 
-    def _illegal(self, position: int, new: TaskStatus) -> IllegalTransition:
+    def _illegal(self, position: int, new: TaskStatus) -> RuntimeError:
         task_id, old = self.dag.tasks[position].id, self.statuses[position]
-        return IllegalTransition(f"task {task_id!r} is {old.value} and cannot become {new.value} here; a bug of plait")
+        return RuntimeError(f"task {task_id!r} is {old.value} and cannot become {new.value} here; a bug of plait")
 
     def _add_usage(self, usage: Usage) -> None:
         if usage is not NO_USAGE:
