@@ -151,8 +151,8 @@ class Plan:
         except OSError as error:
             message = f"cannot read the plan: {error.strerror}; check the path"
             raise PlanError([PlanProblem(message, file=str(path))]) from error
-        supplied = SuppliedValues(path.parent, overrides or {}, inputs or {})
-        return _build(cls, source, supplied, path, with_functions=with_functions, limit=limit)
+        supplied = SuppliedValues(path.parent, overrides or {}, inputs or {}, limit, checks_all=with_functions)
+        return _build(cls, source, path, supplied)
 
     def fitted_to(self, specs: Mapping[str, BackendSpec], default: str) -> Plan:
         """Return the plan for a run on the backends `specs`: a goal given to small local models asks them for short
@@ -198,23 +198,14 @@ def parse_plan(
     """
     folder = folder or Path()
     source = read_source(text, format=format, file=file, max_bytes=max_bytes)
-    supplied = SuppliedValues(folder, overrides or {})
-    return _build(
-        Plan, source, supplied, folder, with_functions=with_functions, names_default=names_default, limit=limit
-    )
+    supplied = SuppliedValues(folder, overrides or {}, pilot=limit, checks_all=with_functions)
+    return _build(Plan, source, folder, supplied, names_default=names_default)
 
 
 def _build(
-    kind: type[_PlanT],
-    source: Source,
-    supplied: SuppliedValues,
-    path: Path,
-    *,
-    with_functions: bool = False,
-    names_default: bool = False,
-    limit: int | None = None,
+    kind: type[_PlanT], source: Source, path: Path, supplied: SuppliedValues, *, names_default: bool = False
 ) -> _PlanT:
-    folder = path if path.is_dir() else path.parent
+    folder = supplied.folder
     part = _shape(source, None if names_default else folder)
     if part is None:
         raise PlanError(source.problems)
@@ -233,18 +224,17 @@ def _build(
             source.complain(("notify", index, key), message)
     # An invalid backend was replaced by a placeholder.
     wrong = {path[:2] for path in source.wrong}
-    for backend, message in missing_functions(part.backends, folder) if with_functions else ():
+    for backend, message in missing_functions(part.backends, folder) if supplied.checks_all else ():
         if ("backends", backend) not in wrong:
             source.complain(("backends", backend, "call"), message)
-    supplied = replace(supplied, pilot=limit, checks_all=with_functions)
     # Of an input that is read from a file, tasks of so many rows are made before the run.
     over = Counter(task.for_each for task in part.tasks)
     most = {name: MAX_MADE // over[name] for name in part.inputs if over[name]}
     values = input_values(part.inputs, supplied, source, most) if part.inputs or supplied.overrides else {}
     name = part.name.strip() or ("" if path.is_dir() else path.stem)
     functions = {} if names_default else _parameters(part.backends, folder)
-    dag, policy = _work(part, values, name, supplied.folder, source, limit=limit, functions=functions, play=play)
-    if with_functions and dag is not None:
+    dag, policy = _work(part, values, name, source, supplied, functions, play)
+    if supplied.checks_all and dag is not None:
         _look_up_folders(part, dag, folder, source)
     if source.problems or dag is None:
         raise PlanError(source.problems)
@@ -274,17 +264,15 @@ def _work(
     part: PlanPart,
     values: dict[str, JsonValue],
     name: str,
-    folder: Path,
     source: Source,
-    *,
-    limit: int | None,
+    supplied: SuppliedValues,
     functions: Mapping[str, Sequence[tuple[str, bool]]],
     play: Play,
 ) -> tuple[DAG | None, Policy | None]:
     """Return the initial DAG and the policy of the plan's runs."""
-    growth = None if part.growth is None else GrowthLimits(part.growth.max_tasks, part.growth.max_depth, limit)
-    if growth is None and limit is not None:
-        growth = GrowthLimits(pilot=limit)
+    growth = None if supplied.pilot is None else GrowthLimits(pilot=supplied.pilot)
+    if part.growth is not None:
+        growth = GrowthLimits(part.growth.max_tasks, part.growth.max_depth, supplied.pilot)
     if part.orchestrate is not None:
         policy = orchestrator_of(part.orchestrate, part.defaults, values, source)
         return (None if policy is None else orchestrator_dag(policy, name, values, growth)), policy
@@ -293,7 +281,7 @@ def _work(
         return (None if workflow is None else workflow_dag(workflow, values, growth, source)), workflow
     if not part.tasks and source.problems:
         return None, None
-    tasks = PlanTasks(part, values, source, folder, functions=functions)
+    tasks = PlanTasks(part, values, source, supplied.folder, functions=functions)
     if (dag := tasks.dag(name, growth)) is not None:
         play.report(dag, tasks.origins, source)
     if not part.follow_ups:

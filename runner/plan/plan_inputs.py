@@ -57,7 +57,7 @@ TEXT_SUFFIXES = frozenset({".md", ".txt", ".rst"})
 
 @value
 class SuppliedValues:
-    """Values supplied in addition to the plan file."""
+    """What a plan is read with, in addition to its file."""
 
     folder: Path
     """The base of the plan's relative paths."""
@@ -68,7 +68,7 @@ class SuppliedValues:
     pilot: int | None = None
     """The number of elements to which each list of a pilot keeps."""
     checks_all: bool = False
-    """Whether all rows of a file are checked that a run reads as it goes."""
+    """Whether what a run meets later is checked as well: rows that it reads as it goes, functions and folders."""
 
 
 class FirstRows(list[JsonValue]):
