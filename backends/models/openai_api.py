@@ -173,8 +173,8 @@ class _Answer(PartialAnswer):
     """An answer assembled chunk by chunk. Lenient servers omit fields, so every field is treated as optional."""
 
     texts: list[str] = field(default_factory=list[str])
-    choice: int | None = None
-    """The index of the choice that is the answer: the lowest one of the first chunk with choices."""
+    choice: JsonValue = None
+    """The index of the choice that is the answer: the first one to arrive."""
     has_deltas: bool = False
     """Whether a piece of text has arrived as `delta`."""
     api: ClassVar[str] = "chat completions"
@@ -206,18 +206,14 @@ class _Answer(PartialAnswer):
 
     def _chosen(self, choices: JsonValue) -> Mapping[str, JsonValue] | None:
         """Return the choice that is the answer; None if it is not among `choices`."""
-        if not isinstance(choices, list):
-            return None
-        if len(choices) == 1 and isinstance(one := choices[0], dict) and one.get("index") == self.choice:
-            return one  # most chunks
-        by_index: dict[int, Mapping[str, JsonValue]] = {}
-        for place, one in enumerate(choices):
+        for place, one in enumerate(choices if isinstance(choices, list) else ()):
             if isinstance(one, dict):
-                index = one.get("index")
-                by_index.setdefault(index if type(index) is int else place, one)
-        if self.choice is None and by_index:
-            self.choice = min(by_index)
-        return None if self.choice is None else by_index.get(self.choice)
+                index = one.get("index", place)
+                if self.choice is None:
+                    self.choice = index
+                if index == self.choice:
+                    return one
+        return None
 
     def _choose(self, choice: Mapping[str, JsonValue], *, is_whole: bool) -> None:
         """Add a chunk of the choice. A `delta` holds a piece, a `message` the whole text, or all of it so far."""

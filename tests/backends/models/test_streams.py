@@ -87,9 +87,6 @@ async def test_what_is_shown_while_it_arrives_makes_up_the_text() -> None:
 async def test_another_choice_is_another_answer() -> None:
     other = CHAT.chunk({"index": 1, "delta": {"content": "no"}, "finish_reason": "length"})
     assert (await say(CHAT, events([piece("fi"), other, piece("ne"), STOP, other]))).text == "fine"
-    both = {"choices": [message("no", index=1), message("fine", finish_reason="stop")]}
-    both["choices"][1]["index"] = 0
-    assert (await say(CHAT, plain(200, both))).text == "fine"
     twice = {"choices": [message("fine", finish_reason="stop"), message("no", finish_reason="length")]}
     assert (await say(CHAT, plain(200, twice))).text == "fine"
     without = {"choices": [message("fine", finish_reason="stop"), message("no", finish_reason="stop")]}
