@@ -414,7 +414,7 @@ def _look_up_folders(part: PlanPart, dag: DAG, folder: Path, source: Source) -> 
     """Report each `cwd` on this machine that is missing, as far as it is known before the run, and no earlier task may
     make it.
     """
-    wrong, place_of = source.wrong.copy(), {task.id: index for index, task in enumerate(part.tasks)}
+    wrong, place_of = source.wrong, {task.id: index for index, task in enumerate(part.tasks)}
     for task in dag:
         index = place_of.get(task.id, place_of.get(group_of(task.id, task.item) or "", -1))
         spec = part.backends.get(dag.backend_of(task) or part.defaults.backend or only_backend(part.backends) or "")

@@ -41,7 +41,7 @@ _BOUNDS = {
 
 def explain(error: ValidationError, source: Source) -> None:
     """Add the mistakes in `error` to those of `source`. What its reader refused is missing, and reported already."""
-    refused = source.wrong.copy()
+    refused = source.wrong
     for path, message, at_key in findings(error, source.value):
         if path not in refused:
             source.complain(path, message, at_key=at_key)

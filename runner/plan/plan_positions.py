@@ -15,16 +15,15 @@ import math
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, TypeAlias, cast
 
 import yaml
 
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 
-_T = TypeVar("_T")
 Path: TypeAlias = tuple[str | int, ...]
 """The position of a value in a plan: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
 MAX_BYTES = 1024 * 1024
@@ -48,32 +47,28 @@ class Source:
     """The positions of keys, by path."""
     blocks: set[Path] = field(default_factory=set[Path])
     """Paths of block texts, which begin on the line after their position."""
-    problems: list[PlanProblem] = field(default_factory=list[PlanProblem])
-    """The mistakes up to now."""
-    wrong: set[Path] = field(default_factory=set[Path])
-    """The paths of `problems`."""
-    within: Path = ()
-    """The path in the file of a plan that stands within another one."""
     file_lines: dict[Path, list[tuple[str, int]]] = field(default_factory=dict[Path, "list[tuple[str, int]]"])
     """The file and the line there of each line of a prompt from files, by path."""
+    problems: list[PlanProblem] = field(default_factory=list[PlanProblem])
+    """The mistakes up to now."""
+    _wrong: set[Path] = field(default_factory=set[Path])
+    """The paths of `problems`."""
+    _within: Path = ()
+    """The path in the file of a plan that stands within another one; all other paths in the fields begin with it."""
 
     def below(self, path: Path) -> Source:
         """Return the plan that stands at `path`. Its problems are problems of this one."""
+        return replace(self, value=self.at(path), _within=(*self._within, *path))
 
-        def inner(places: Mapping[Path, _T]) -> dict[Path, _T]:
-            return {one[len(path) :]: place for one, place in places.items() if one[: len(path)] == path}
+    @property
+    def wrong(self) -> set[Path]:
+        """The paths of the mistakes in this plan."""
+        start = len(self._within)
+        return {path[start:] for path in self._wrong if path[:start] == self._within}
 
-        return Source(
-            self.file,
-            self.at(path),
-            inner(self.values),
-            inner(self.keys),
-            {*inner(dict.fromkeys(self.blocks))},
-            problems=self.problems,
-            wrong={*inner(dict.fromkeys(self.wrong))},
-            within=(*self.within, *path),
-            file_lines=inner(self.file_lines),
-        )
+    def position(self, path: Path) -> tuple[int, int] | None:
+        """Return the position of the value at `path`; None if unknown."""
+        return self.values.get((*self._within, *path))
 
     def complain(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> None:
         """Add a problem at `path`, or at the closest enclosing value with a position. `line` counts within a text,
@@ -81,21 +76,24 @@ class Source:
         """
         if path and isinstance(path[-1], int) and not isinstance(self.at(path[:-1]), list):
             path = path[:-1]  # a single value in place of a list
+        path = (*self._within, *path)
+        places = self.file_lines.get(path, [])
+        if line and line <= len(places):
+            file, line = places[line - 1]
+            self.report(path, message, line, None, file)
+            return
         position = self.keys.get(path) if at_key else None
         for length in range(len(path), -1, -1):
             position = position or self.values.get(path[:length])
         if position and line and path in self.values:
             first = position[0] + (1 if path in self.blocks else 0)
             position = (first + line - 1, 1) if path in self.blocks or line > 1 else position
-        places = self.file_lines.get(path, [])
-        in_file = places[line - 1] if line and line <= len(places) else None
-        line, column = position or (None, None)
-        where = spell((*self.within, *path))
-        if in_file is not None:
-            self.problems.append(PlanProblem(message, where, in_file[1], None, in_file[0]))
-        else:
-            self.problems.append(PlanProblem(message, where, line, column, self.file))
-        self.wrong.add(path)
+        self.report(path, message, *(position or (None, None)))
+
+    def report(self, path: Path, message: str, line: int | None, column: int | None, file: str | None = None) -> None:
+        """Add a problem at `path` of the whole file, with its place."""
+        self.problems.append(PlanProblem(message, spell(path), line, column, file or self.file))
+        self._wrong.add(path)
 
     def at(self, path: Path) -> Any:
         """Return the value at `path`; None if there is none."""
@@ -266,7 +264,9 @@ class _YamlReader:
             key = self._key(event, path)
             if key in mapping:
                 line = self._source.keys[(*path, key)][0]
-                self._complain(event, f"key {key!r} stands here twice; the first is in line {line}", (*path, key))
+                self._source.report(
+                    (*path, key), f"key {key!r} stands here twice; the first is in line {line}", *_at(event)
+                )
             self._source.keys.setdefault((*path, key), _at(event))
             # After a key that stands twice, later checks use the first value.
             mapping.setdefault(key, self._value(next(self._events), (*path, key)))
@@ -277,7 +277,9 @@ class _YamlReader:
             self._refuse_marks(event, path)
             return event.value
         key = f"(key in line {_at(event)[0]})"
-        self._complain(event, "a key must be text; a value that begins with {{ has to be put in quotes", path)
+        self._source.report(
+            path, "a key must be text; a value that begins with {{ has to be put in quotes", *_at(event)
+        )
         self._value(event, (*path, key))
         return key
 
@@ -288,13 +290,10 @@ class _YamlReader:
         elif event.anchor is not None:
             mark = f"anchors (&{event.anchor})"
         if mark:
-            self._complain(event, f"{mark} are not allowed in plans; write the value out", path)
+            self._source.report(path, f"{mark} are not allowed in plans; write the value out", *_at(event))
         if (tag := getattr(event, "tag", None)) is not None:
-            self._complain(event, f"tags ({tag}) are not allowed in plans; write plain text, numbers, lists", path)
-
-    def _complain(self, event: Any, message: str, path: Path) -> None:
-        self._source.problems.append(PlanProblem(message, spell(path), *_at(event), file=self._source.file))
-        self._source.wrong.add(path)
+            message = f"tags ({tag}) are not allowed in plans; write plain text, numbers, lists"
+            self._source.report(path, message, *_at(event))
 
 
 def _at(event: Any) -> tuple[int, int]:

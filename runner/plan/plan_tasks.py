@@ -271,7 +271,7 @@ class PlanTasks:
         parts: list[TaskPart] = []
         for index, part in enumerate(self._parts):
             if part.id in first:
-                position = self._source.values.get(("tasks", first[part.id], "id"))
+                position = self._source.position(("tasks", first[part.id], "id"))
                 where = f"in line {position[0]}" if position else f"of task {first[part.id] + 1}"
                 self._complain(("tasks", index, "id"), f"id {part.id!r} is used twice; the first is {where}")
                 parts.append(part.model_copy(update={"id": f"task-{index}-of-the-plan"}))
