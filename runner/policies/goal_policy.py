@@ -387,36 +387,27 @@ class WorkState:
 
     def waiting(self, added: Sequence[Task], dropped: Collection[str]) -> list[str]:
         """Return the ids of the tasks that may still begin, in order, after adding `added` and cancelling `dropped`."""
-        dead = {*self.dead(), *dropped}
+        dead = self.dead(dropped)
         unbegun = (task for task in self.work if _is_unbegun(self._run.result(task.id)))
         return [task.id for task in (*unbegun, *added) if is_work(task.id) and task.id not in dead]
 
     def can_go_on(self, dropped: Collection[str] = ()) -> bool:
         """Return whether any task is running or may start, apart from `dropped` and its dependents."""
-        dead: set[str] = set(dropped)
-        for task in self.work:
-            result = self._run.result(task.id)
-            if task.id in dead or result.status in TASK_DONE:
-                if _blocks(task, result):
-                    dead.add(task.id)
-            elif any(name in dead for name in task.upstream):
-                dead.add(task.id)
-            else:
-                return True
-        return False
+        dead = self.dead(dropped)
+        return any(task.id not in dead and self._run.result(task.id).status not in TASK_DONE for task in self.work)
 
     def ids(self) -> list[str]:
         """Return the ids of all tasks of the run."""
         return [task.id for task in self._run.tasks]
 
-    def dead(self) -> dict[str, str]:
-        """Return the tasks that can no longer be waited for, with the reason."""
-        dead: dict[str, str] = {}
+    def dead(self, dropped: Collection[str] = ()) -> dict[str, str]:
+        """Return the tasks that can no longer be waited for, with the reason, if `dropped` are cancelled now."""
+        dead = dict.fromkeys(dropped, "dropped by the same answer")
         for task in self.work:
             result = self._run.result(task.id)
             if _blocks(task, result):
                 dead[task.id] = _WORDS[result.status]
-            elif any(name in dead for name in task.upstream):
+            elif task.id not in dead and any(name in dead for name in task.upstream):
                 dead[task.id] = "waiting for one that failed or was dropped"
         return dead
 
@@ -772,8 +763,7 @@ class OrchestratorPolicy:
         ids = evidence.ids()
         named = {_named(name, ids) for name in drop}
         dropped = tuple(name for name in evidence.not_begun() if name in named)
-        dead = {**evidence.dead(), **dict.fromkeys(dropped, "dropped by the same answer")}
-        return replace(self._read_tasks(entries, task_id, ids, dead), drop=dropped)
+        return replace(self._read_tasks(entries, task_id, ids, evidence.dead(dropped)), drop=dropped)
 
     def _read_tasks(
         self, entries: Sequence[PlannedTask], task_id: str, run_ids: Sequence[str], dead: Mapping[str, str]
