@@ -48,8 +48,7 @@ from plait.runner.plan.plan_models import (
     TaskPart,
     approximate_plan,
 )
-from plait.runner.plan.plan_positions import MAX_BYTES, Source, read_source
-from plait.runner.plan.plan_positions import Path as Where
+from plait.runner.plan.plan_positions import MAX_BYTES, Source, Where, read_source
 from plait.runner.plan.plan_tasks import PlanTasks, call_of, check_schema, common_settings, function_of
 from plait.runner.policies.follow_ups import FollowUp, FollowUps, chain_problems
 from plait.runner.policies.goal_policy import INPUTS, LoopLimits, OrchestratorPolicy, Team

@@ -36,6 +36,7 @@ from plait.runner.plan.plan_models import FilesInput, RequiredInput, RowsInput
 from plait.runner.plan.plan_positions import (
     MAX_DEPTH,
     Source,
+    Where,
     is_storable,
     nests_too_deep,
     not_json,
@@ -44,7 +45,6 @@ from plait.runner.plan.plan_positions import (
     too_many_digits,
     unstorable,
 )
-from plait.runner.plan.plan_positions import Path as Where
 from plait.runner.prompts.prompt_template import names_used, render
 from plait.safe_text import one_line
 

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
@@ -15,7 +15,7 @@ from plait.backends.agents.agent_catalog import ACP_AGENTS
 from plait.backends.backend_specs import DescribedModel
 from plait.errors import nearest
 from plait.runner.plan.plan_models import CLASSES, INPUT_CLASSES, PlanPart, input_kind, keys_of
-from plait.runner.plan.plan_positions import Path, Source, value_at
+from plait.runner.plan.plan_positions import Source, Where, value_at
 
 _KINDS_OF_VALUES = {
     "string_type": "text",
@@ -47,12 +47,12 @@ def explain(error: ValidationError, source: Source) -> None:
             source.complain(path, message, at_key=at_key)
 
 
-def findings(error: ValidationError, whole: object) -> Iterator[tuple[Path, str, bool]]:
+def findings(error: ValidationError, whole: object) -> Iterator[tuple[Where, str, bool]]:
     """Yield each finding of `error` about `whole`: path, message, and whether the key itself is the mistake. A missing
     key that is there misspelt is no finding of its own.
     """
-    entries: list[tuple[Path, str, str]] = []
-    misspelt: set[Path] = set()
+    entries: list[tuple[Where, str, str]] = []
+    misspelt: set[Where] = set()
     for finding in error.errors(include_url=False):
         path, kind = real_path(finding["loc"]), finding["type"]
         if kind == "union_tag_invalid":
@@ -79,12 +79,12 @@ def describe(value: object) -> str:
     return "a list" if isinstance(value, list) else "a mapping"
 
 
-def in_folder(name: str, folder: FilePath) -> str:
+def in_folder(name: str, folder: Path) -> str:
     """Return the location of the file or pattern `name`, relative to `folder` unless absolute, for messages."""
-    return repr(name) if FilePath(name).is_absolute() else f"{name!r} in {folder.resolve()}"
+    return repr(name) if Path(name).is_absolute() else f"{name!r} in {folder.resolve()}"
 
 
-def real_path(loc: Path) -> Path:
+def real_path(loc: Where) -> Where:
     """Return `loc` without the names of union members, inserted by pydantic after the key of the entry and after
     `base_url`.
     """
@@ -94,7 +94,7 @@ def real_path(loc: Path) -> Path:
     return (*loc[:2], *inside[:1], *(inside[2:] if inside[0:1] == ("base_url",) else inside[1:]))
 
 
-def _message(kind: str, path: Path, finding: Any, whole: object) -> str:
+def _message(kind: str, path: Where, finding: Any, whole: object) -> str:
     value = finding["input"]
     context: dict[str, Any] = finding.get("ctx", {})
     if kind in _KINDS_OF_VALUES:
@@ -155,7 +155,7 @@ def _unknown_key(key: str, model: type[DescribedModel] | None) -> str:
     return f"unknown key {key!r}; {advice}"
 
 
-def _does_not_fit(path: Path, value: object, whole: object) -> str:
+def _does_not_fit(path: Where, value: object, whole: object) -> str:
     key = path[:-1] if isinstance(path[-1], int) else path  # an element of a list is described with its list
     model = model_at(key[:-1], whole)
     description = model.descriptions().get(str(key[-1])) if model else None
@@ -164,7 +164,7 @@ def _does_not_fit(path: Path, value: object, whole: object) -> str:
     return f"{what} does not fit. {' '.join((description or '').split())}".rstrip(". ")
 
 
-def model_at(path: Path, whole: object) -> type[DescribedModel] | None:
+def model_at(path: Where, whole: object) -> type[DescribedModel] | None:
     """Return the model of the mapping at `path`; None if unknown."""
     model: type[DescribedModel] | None = PlanPart
     keys = list(path)

@@ -24,7 +24,7 @@ import yaml
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 
-Path: TypeAlias = tuple[str | int, ...]
+Where: TypeAlias = tuple[str | int, ...]
 """The position of a value in a plan: keys and indexes from the top, such as `("tasks", 3, "depends_on", 0)`."""
 MAX_BYTES = 1024 * 1024
 
@@ -41,36 +41,36 @@ class Source:
 
     file: str
     value: JsonValue = None
-    values: dict[Path, tuple[int, int]] = field(default_factory=dict[Path, tuple[int, int]])
+    values: dict[Where, tuple[int, int]] = field(default_factory=dict[Where, tuple[int, int]])
     """The positions of values, by path."""
-    keys: dict[Path, tuple[int, int]] = field(default_factory=dict[Path, tuple[int, int]])
+    keys: dict[Where, tuple[int, int]] = field(default_factory=dict[Where, tuple[int, int]])
     """The positions of keys, by path."""
-    blocks: set[Path] = field(default_factory=set[Path])
+    blocks: set[Where] = field(default_factory=set[Where])
     """Paths of block texts, which begin on the line after their position."""
-    file_lines: dict[Path, list[tuple[str, int]]] = field(default_factory=dict[Path, "list[tuple[str, int]]"])
+    file_lines: dict[Where, list[tuple[str, int]]] = field(default_factory=dict[Where, "list[tuple[str, int]]"])
     """The file and the line there of each line of a prompt from files, by path."""
     problems: list[PlanProblem] = field(default_factory=list[PlanProblem])
     """The mistakes up to now."""
-    _wrong: set[Path] = field(default_factory=set[Path])
+    _wrong: set[Where] = field(default_factory=set[Where])
     """The paths of `problems`."""
-    _within: Path = ()
+    _within: Where = ()
     """The path in the file of a plan that stands within another one; all other paths in the fields begin with it."""
 
-    def below(self, path: Path) -> Source:
+    def below(self, path: Where) -> Source:
         """Return the plan that stands at `path`. Its problems are problems of this one."""
         return replace(self, value=self.at(path), _within=(*self._within, *path))
 
     @property
-    def wrong(self) -> set[Path]:
+    def wrong(self) -> set[Where]:
         """The paths of the mistakes in this plan."""
         start = len(self._within)
         return {path[start:] for path in self._wrong if path[:start] == self._within}
 
-    def position(self, path: Path) -> tuple[int, int] | None:
+    def position(self, path: Where) -> tuple[int, int] | None:
         """Return the position of the value at `path`; None if unknown."""
         return self.values.get((*self._within, *path))
 
-    def complain(self, path: Path, message: str, *, at_key: bool = False, line: int | None = None) -> None:
+    def complain(self, path: Where, message: str, *, at_key: bool = False, line: int | None = None) -> None:
         """Add a problem at `path`, or at the closest enclosing value with a position. `line` counts within a text,
         from 1.
         """
@@ -90,17 +90,17 @@ class Source:
             position = (first + line - 1, 1) if path in self.blocks or line > 1 else position
         self.report(path, message, *(position or (None, None)))
 
-    def report(self, path: Path, message: str, line: int | None, column: int | None, file: str | None = None) -> None:
+    def report(self, path: Where, message: str, line: int | None, column: int | None, file: str | None = None) -> None:
         """Add a problem at `path` of the whole file, with its place."""
         self.problems.append(PlanProblem(message, spell(path), line, column, file or self.file))
         self._wrong.add(path)
 
-    def at(self, path: Path) -> Any:
+    def at(self, path: Where) -> Any:
         """Return the value at `path`; None if there is none."""
         return value_at(path, self.value)
 
 
-def value_at(path: Path, value: Any) -> Any:
+def value_at(path: Where, value: Any) -> Any:
     """Return what stands at `path` of `value`; None if nothing does."""
     for part in path:
         try:
@@ -239,7 +239,7 @@ class _YamlReader:
         except (yaml.YAMLError, ValueError) as error:
             _fail(self._source, f"this is not YAML: {str(error).splitlines()[0]}")
 
-    def _value(self, event: Any, path: Path) -> JsonValue:
+    def _value(self, event: Any, path: Where) -> JsonValue:
         """Return the value that begins with `event`."""
         self._source.values.setdefault(path, _at(event))
         self._refuse_marks(event, path)
@@ -258,7 +258,7 @@ class _YamlReader:
             items.append(self._value(event, (*path, len(items))))
         return items
 
-    def _mapping(self, path: Path) -> dict[str, JsonValue]:
+    def _mapping(self, path: Where) -> dict[str, JsonValue]:
         mapping: dict[str, JsonValue] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._key(event, path)
@@ -272,7 +272,7 @@ class _YamlReader:
             mapping.setdefault(key, self._value(next(self._events), (*path, key)))
         return mapping
 
-    def _key(self, event: Any, path: Path) -> str:
+    def _key(self, event: Any, path: Where) -> str:
         if isinstance(event, yaml.ScalarEvent):
             self._refuse_marks(event, path)
             return event.value
@@ -283,7 +283,7 @@ class _YamlReader:
         self._value(event, (*path, key))
         return key
 
-    def _refuse_marks(self, event: Any, path: Path) -> None:
+    def _refuse_marks(self, event: Any, path: Where) -> None:
         mark = None
         if isinstance(event, yaml.AliasEvent):
             mark = f"aliases (*{event.anchor})"
@@ -321,7 +321,7 @@ def is_storable(text: str) -> bool:
     return (text.isascii() and "\0" not in text) or not _UNSTORABLE.search(text)
 
 
-def unstorable(value: JsonValue, path: Path = ()) -> Iterator[tuple[Path, str]]:
+def unstorable(value: JsonValue, path: Where = ()) -> Iterator[tuple[Where, str]]:
     """Yield the path and a message for each part of `value` that no store can keep. Escapes can express characters that
     a file cannot contain.
     """
@@ -361,7 +361,7 @@ def _parts(value: JsonValue) -> Iterable[tuple[str | int, JsonValue]]:
     return enumerate(value) if isinstance(value, list) else ()
 
 
-def spell(path: Path) -> str:
+def spell(path: Where) -> str:
     """Return `path` in the form `tasks[3].depends_on[0]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")

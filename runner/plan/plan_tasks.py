@@ -38,8 +38,7 @@ from plait.runner.plan.plan_models import (
     TaskPart,
     approximate_plan,
 )
-from plait.runner.plan.plan_positions import Path as Where
-from plait.runner.plan.plan_positions import Source
+from plait.runner.plan.plan_positions import Source, Where
 from plait.runner.prompts.prompt_names import PromptNames
 from plait.runner.prompts.prompt_template import check_plain, named_texts, parse_names
 from plait.runner.state.task_files import find_file
