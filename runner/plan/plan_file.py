@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -668,38 +668,55 @@ def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iter
     `folder` is the base of relative paths. Reads the files that define the functions, and imports nothing: a name that
     stands anywhere in its file is taken for one that is there.
     """
-    for name, where, function in _calls(backends):
-        file, problem = _function_file(where, folder)
-        if problem is None and file is not None and "." not in function:
-            problem = _missing_name(file, where, function)
+    for name, _, problem in _functions(backends, folder):
         if problem:
             yield name, problem
-
-
-def _calls(backends: Mapping[str, BackendSpec]) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each backend that calls a function on this machine, with the place and the name of that."""
-    for name, spec in backends.items():
-        if isinstance(spec, FunctionSpec) and spec.on is None:
-            where, _, function = spec.call.rpartition(":")
-            yield name, where, function
 
 
 def _parameters(backends: Mapping[str, BackendSpec], folder: Path) -> dict[str, list[tuple[str, bool]]]:
     """Return the parameters of the function of each backend, as `Abilities.parameters`, where its file tells them.
     Imports nothing.
     """
-    parameters: dict[str, list[tuple[str, bool]]] = {}
-    for name, where, function in _calls(backends):
-        try:
-            file, _ = _function_file(where, folder)
-            tree = None if file is None else _parsed(file.read_bytes())
-        except (SyntaxError, OSError, ValueError, RecursionError, MemoryError):
-            continue
-        for node in [] if tree is None else tree.body:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
-                # A decorator may change them.
-                parameters[name] = [] if node.decorator_list else _parameters_in(node.args)
-    return parameters
+    defined = ((name, node) for name, node, _ in _functions(backends, folder) if node is not None)
+    # A decorator may change them.
+    return {name: [] if node.decorator_list else _parameters_in(node.args) for name, node in defined}
+
+
+_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iterator[tuple[str, _Function | None, str | None]]:
+    """Yield the name of each backend that calls a function on this machine, with the definition of that, None if its
+    file does not tell, and the reason if there can be none.
+    """
+    for name, spec in backends.items():
+        if isinstance(spec, FunctionSpec) and spec.on is None:
+            where, _, function = spec.call.rpartition(":")
+            yield name, *_look_up(where, function, folder)
+
+
+def _look_up(where: str, function: str, folder: Path) -> tuple[_Function | None, str | None]:
+    file, problem = _function_file(where, folder)
+    if file is None:
+        return None, problem
+    try:
+        code = file.read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except SyntaxError as error:
+        line = f" in line {error.lineno}" if error.lineno else ""
+        return None, f"{where} is not Python: {error.msg}{line}"
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return None, None
+    for node in reversed(tree.body):
+        if isinstance(node, _Function) and node.name == function:
+            return node, None
+    # Code may give a name to a value in many ways, so whatever stands in the file may be one.
+    if "." in function or re.search(rf"\b{function}\b|import +\*|__getattr__", code.decode(errors="replace")):
+        return None, None
+    names = [one.name for one in ast.walk(tree) if isinstance(one, _Function | ast.ClassDef)]
+    return None, f"{where} has no {function!r}{nearest(function, names)}"
 
 
 def _parameters_in(args: ast.arguments) -> list[tuple[str, bool]]:
@@ -719,30 +736,6 @@ def _function_file(where: str, folder: Path) -> tuple[Path | None, str | None]:
     if file.is_file():
         return file, None
     return None, f"there is no file {file}; write `call` relative to the plan file's folder"
-
-
-def _parsed(code: bytes) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(code)
-
-
-def _missing_name(file: Path, where: str, name: str) -> str | None:
-    try:
-        code = file.read_bytes()
-        tree = _parsed(code)
-    except SyntaxError as error:
-        line = f" in line {error.lineno}" if error.lineno else ""
-        return f"{where} is not Python: {error.msg}{line}"
-    except (OSError, ValueError, RecursionError, MemoryError):
-        return None
-    # Code may give a name to a value in many ways, so whatever stands in the file may be one.
-    if re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__", code.decode(errors="replace")):
-        return None
-    names = [
-        one.name for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    ]
-    return f"{where} has no {name!r}{nearest(name, names)}"
 
 
 def _module_file(module: str) -> tuple[Path | None, str | None]:
