@@ -304,7 +304,7 @@ class PlanTasks:
         if name is None:
             return part
         if name in self._by_id and name not in self.inputs:
-            if (over := self._input_of_family(name)) is None:
+            if (over := _list_behind(name, self._by_id, self.inputs)) is None:
                 return part
             after = part.depends_on if name in part.depends_on else [*part.depends_on, name]
             if over in self.inputs:
@@ -312,16 +312,6 @@ class PlanTasks:
             return part.model_copy(update={"for_each": over, "depends_on": after})
         self._check_input_of(index, part, name)
         return part
-
-    def _input_of_family(self, name: str) -> str | None:
-        """Return the input, known or not, for whose elements the plan makes tasks; None for a single task."""
-        seen: set[str] = set()
-        while name in self._by_id and name not in self.inputs and name not in seen:
-            seen.add(name)
-            if (over := self._by_id[name].for_each) is None:
-                return None
-            name = over
-        return None if name in seen else name
 
     def _check_input_of(self, index: int, part: TaskPart, name: str) -> None:
         path = ("tasks", index, "for_each")
@@ -534,11 +524,7 @@ class Families:
         """Return the input for whose elements `part` is made, also as a task over the lists of such tasks; None for a
         single task.
         """
-        seen: set[str] = set()
-        name = part.for_each
-        while name is not None and name not in self._items and name in self._parts and name not in seen:
-            seen.add(name)
-            name = self._parts[name].for_each
+        name = _list_behind(part.for_each, self._parts, self._items)
         return name if name in self._items else None
 
     def _list_of(self, part: TaskPart, position: int) -> str | None:
@@ -566,6 +552,17 @@ class Families:
         if name in self.rows and part.id not in self.rows:
             return ()
         return (self._ids[name][position],) if self._pairs(part, name) else self._ids[name]
+
+
+def _list_behind(name: str | None, parts: Mapping[str, TaskPart], inputs: Collection[str]) -> str | None:
+    """Return the input, known or not, over whose elements `name` goes: itself, or a task with a `for_each`. None for a
+    task without, and in a circle.
+    """
+    seen: set[str] = set()
+    while name is not None and name in parts and name not in inputs and name not in seen:
+        seen.add(name)
+        name = parts[name].for_each
+    return None if name in seen else name
 
 
 def _families_above(parts: Mapping[str, TaskPart], made: Collection[str]) -> dict[str, set[str]]:
