@@ -243,7 +243,7 @@ def _short(unit: str) -> str:
 
 
 def _moment(match: re.Match[str], now: float) -> float:
-    """Return the end of the minute at which the clock shows `found`, next time or a moment ago."""
+    """Return the end of the minute at which the clock shows `match`, next time or a moment ago."""
     here = datetime.fromtimestamp(now, UTC).astimezone(_zone(match["zone"] or match["bare_zone"]))
     hour = int(match["hour"] or (0 if (match["word"] or "").lower() == "midnight" else 12))
     if match["half"] is not None:

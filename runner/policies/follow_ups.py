@@ -145,7 +145,7 @@ class FollowUps:
                     yield task, after, index, replace(problem, message=message, position=None)
 
     def _after(self, task: Task, is_used: Callable[[str], bool]) -> Iterator[Task]:
-        """Yield the follow-ups of `task`. `is_taken` returns whether the run already uses an id."""
+        """Yield the follow-ups of `task`. `is_used` returns whether the run already uses an id."""
         earlier, role = {WORK: task.id}, role_of(task)
         for step in () if role is None else self._chains.get(role, ()):
             free = (new for new in _ids(task.id, step.role) if new not in earlier.values() and not is_used(new))

@@ -420,8 +420,8 @@ class WorkState:
         return [*last, *(task.id for task in self.work if task.id not in seen and self._completed(task))]
 
     def as_text(self, limit: int) -> str:
-        """Return the state as text. Results are shortened to about `most` characters in all; if there are too many, the
-        oldest are only counted.
+        """Return the state as text. Results are shortened to about `limit` characters in all; if there are too many,
+        the oldest are only counted.
         """
         of: dict[TaskStatus, list[tuple[Task, TaskResult]]] = {status: [] for status in TaskStatus}
         for task in self.work:
@@ -484,7 +484,7 @@ def identity(task: Task) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return `text`, shortened to `most` characters with a note on the omitted length."""
+    """Return `text`, shortened to `limit` characters with a note on the omitted length."""
     return text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit:,} more characters]"
 
 
@@ -505,7 +505,7 @@ def _section(
     limit: int,
     line: Callable[[Task, TaskResult], str],
 ) -> str:
-    """Return the section for the newest `most` tasks; empty if nothing was found."""
+    """Return the section for the newest `limit` tasks; empty if nothing was found."""
     limit = max(limit, 1)
     earlier = [f"- {len(entries) - limit:,} earlier ones"] if len(entries) > limit else []
     lines = [line(task, result) for task, result in entries[-limit:]]
