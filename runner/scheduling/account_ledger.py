@@ -43,7 +43,7 @@ BLOCK_S = 0.1
 _LIMITS = frozenset({"requests", "tokens"})
 LONGEST_HOLD_S = 0.25
 """The longest time for which a grant holds without another look at the row: the account may be closed meanwhile."""
-SETTLES_S = 2.0
+SETTLES_S = 0.5
 """Seconds between two looks at an account whose money is reserved for calls under way, or which another process probes.
 """
 AHEAD_S = 0.25

@@ -228,7 +228,7 @@ def test_a_run_that_ends_slowly_delays_nobody(seed, ends) -> None:
 
 def test_a_raised_limit_lets_waiting_runs_go_on_at_once() -> None:
     calls = Calls(0.1)
-    calls.account = "a server and a key"
+    calls.account = "a key that no other test has, whose clock is another"
 
     async def main() -> float:
         first, second = make_runner(calls, RateLimits(2)), make_runner(calls, RateLimits(6000))

@@ -339,7 +339,7 @@ def test_money_that_a_higher_priority_waits_for_is_not_spent_by_a_lower_one() ->
     waits = book(urgent, row, now)
     assert (waits.delay, waits.closed) == (SETTLES_S, "")
     other = replace(pays(1.0), first=Units(1.0, usd=1.0))  # has its request already
-    assert book_again(other, Grant(0.0, ONE), row, now + 1).units.usd == 0
+    assert book_again(other, Grant(0.0, ONE), row, now + 0.25).units.usd == 0
     settle(reserved(grant), 1.0, row, now + 2)
     assert book_again(urgent, waits, row, now + 2).units.usd == 6.0
     assert book_again(other, Grant(0.0, ONE), row, now + 3).units.usd == 1.0
