@@ -60,6 +60,7 @@ _START_NOT_STORED = (
 
 
 _NO_VALUES: Mapping[str, JsonInput] = {}
+_NO_FILES: tuple[Sequence[tuple[str, str]], tuple[Attachment, ...]] = (), ()
 
 
 def _nothing() -> None:
@@ -106,31 +107,20 @@ class Attempt:
     """`fork_of` of the ConversationRequest."""
     prompt: str = ""
     """The prompt of the task, or the message sent instead."""
-    called: bool = False
-    """True once the backend was called."""
-    texts: Sequence[tuple[str, str]] = ()
-    """The name and the text of each text file of the task."""
-    attachments: tuple[Attachment, ...] = ()
-    """Its other files, and those of the tasks whose conversation it continues."""
+    has_begun: bool = False
+    """True once the backend was called and, on another host, the attempt may have begun there."""
     over: bool = False
     """True once the call has ended."""
     accepted: Callable[[], object] = _nothing
     """Is called when the backend has accepted the call: a response, or a part of an answer, is there."""
     exhausted: bool = False
     """True if the backend's last response reported that nothing is left of a limit."""
-    waits_for_host: bool = False
-    """True while the attempt is to run on another host, and no host may begin yet."""
     place: str | None = None
     """The host of the attempt, once that host may begin; None for an attempt in this process."""
     adopted: DetachedTurn | None = None
     """The attempt's turn as an earlier process left it behind, if one began the attempt: "alive", or "ended" with an
     answer still to be read.
     """
-
-    @property
-    def has_begun(self) -> bool:
-        """True if the backend was called and, on another host, the attempt may have begun there."""
-        return self.called and not self.waits_for_host
 
     @property
     def resumes_interrupted(self) -> bool:
@@ -240,7 +230,7 @@ class AttemptRunner:
             confirmed=record.session_confirmed,
             resume=resume,
             fork_of=forks,
-            called=True,
+            has_begun=True,
             place=adopted.place,
             adopted=adopted,
         )
@@ -324,15 +314,12 @@ class AttemptRunner:
             task = attempt.task
             if task.at_most_once and attempt.adopted is None:
                 await self._require_stored()
+            texts, attachments = _NO_FILES
             if (task.files or task.continues is not None) and sends_files(task, self._state.dag):
-                attempt.texts, attempt.attachments = await read_contents(task, self._state.dag)
-            attempt.prompt = clean_text(self._prompt(attempt))
-            history = (
-                NO_HISTORY
-                if attempt.task.continues is None
-                else await self._history(attempt.task, attempt.task.continues)
-            )
-            request = self._request(attempt, history)
+                texts, attachments = await read_contents(task, self._state.dag)
+            attempt.prompt = clean_text(self._prompt(attempt, texts))
+            history = NO_HISTORY if task.continues is None else await self._history(task, task.continues)
+            request = self._request(attempt, history, attachments)
         except Exception as error:
             return CallOutcome(error=classified(error))
         backend = self._backends[attempt.backend]
@@ -346,7 +333,7 @@ class AttemptRunner:
                 check = await AnswerCheck.begin(self._run, attempt.task, attempt.backend, files, place, adopts=adopts)
             except (BackendError, PromptError) as error:
                 return CallOutcome(error=classified(error))
-        attempt.called = True
+        attempt.has_begun = request.placement is None or attempt.place is not None
         message = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
         outcome = await call_backend(backend, request, message, answers, self._run.cancellation)
         failure = outcome.error
@@ -405,7 +392,7 @@ class AttemptRunner:
             return 0.0
         return max(0.0, self._clock.wall() - parse_time(since))
 
-    def _prompt(self, attempt: Attempt) -> str:
+    def _prompt(self, attempt: Attempt, texts: Sequence[tuple[str, str]]) -> str:
         if (continuation := attempt.continuation) is not None and continuation.answer is not None:
             return continuation.answer.text
         if continuation is not None and continuation.correction is not None:
@@ -416,7 +403,7 @@ class AttemptRunner:
         files = files_of(attempt.task)
         if self._abilities[attempt.backend].takes_files == "paths":
             return with_paths(prompt, files)
-        return with_texts(prompt, attempt.texts)
+        return with_texts(prompt, texts)
 
     async def _history(self, task: Task, continues: str) -> History:
         """Return the conversation that the task continues, read back from the store if not in memory."""
@@ -452,7 +439,7 @@ class AttemptRunner:
                 return replace(history, session_id=self._state.results[self._state.dag.position(task_id)].session_id)
             await self._clock.sleep(wait)
 
-    def _request(self, attempt: Attempt, history: History) -> ConversationRequest:
+    def _request(self, attempt: Attempt, history: History, attachments: tuple[Attachment, ...]) -> ConversationRequest:
         continuation, answer = attempt.continuation, None
         messages = () if history is NO_HISTORY else history.messages  # the property builds a new tuple at each call
         if continuation is not None:
@@ -488,7 +475,7 @@ class AttemptRunner:
             workspace=self._state.texts(task).workspace() if name in self._take_places else None,
             keeps=() if self._folders is None else self._folders.descriptors(attempt.position),
             values=self._values(attempt.position, task) if task.arguments else _NO_VALUES,
-            attachments=attempt.attachments if self._abilities[name].takes_files == "contents" else (),
+            attachments=attachments if self._abilities[name].takes_files == "contents" else (),
         )
 
     def _values(self, position: int, task: Task) -> Mapping[str, JsonInput]:
@@ -500,7 +487,6 @@ class AttemptRunner:
     def _placement(self, attempt: Attempt) -> Placement:
         """Return the placement of the attempt on another host."""
         on_place, turn_folder = partial(self._place, attempt), partial(self._turn_folder, attempt)
-        attempt.waits_for_host = attempt.place is None
         run_id, task_id, place = self._run_id, attempt.task.id, attempt.place
         return Placement(
             run_id,
@@ -522,7 +508,7 @@ class AttemptRunner:
         await self._run.sink.submit([placed]).wait()
         if attempt.task.at_most_once:
             await self._require_stored()
-        attempt.place, attempt.waits_for_host = place, False  # only now: the host may begin once this method returns
+        attempt.place, attempt.has_begun = place, True  # only now: the host may begin once this method returns
         await anyio.lowlevel.checkpoint()  # an owner that was fenced off is cancelled here
 
     def _turn_folder(self, attempt: Attempt) -> Path | None:

@@ -44,7 +44,7 @@ class WatchedStore(SQLiteStore):
 
 
 async def _not_stored(self: AttemptRunner, attempt: Attempt, place: str) -> None:
-    attempt.place, attempt.waits_for_host = place, False
+    attempt.place, attempt.has_begun = place, True
     self._run.sink.submit([events.TaskPlaced(self._stamp(), attempt.task.id, attempt.number, place, False)])  # pyright: ignore[reportPrivateUsage]
 
 
