@@ -134,9 +134,9 @@ class ServerAddress:
 StorePlace: TypeAlias = Path | ServerAddress
 """The file of a store, or the address of a server."""
 DEFAULT_STORE = Path(".plait") / "plait.db"
+"""The store of a command that names none."""
 STORE_VARIABLE = "PLAIT_STORE"
 """The variable of the environment that names another store to the command."""
-"""The store of a command that names none."""
 AnyStore: TypeAlias = "SQLiteStore | PostgresStore"
 
 
