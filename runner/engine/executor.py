@@ -101,7 +101,7 @@ class Executor:
         self._questions = PendingQuestions(run, self.answer, self._expire, lambda: self._step([]))
         self._delays = Delays(run.options.clock, self._try_again)
         self._reopenings = Delays(run.options.clock, self._reopen)
-        """The ends of limits for which tasks do not wait, because spares have taken them over."""
+        """The ends of the pauses of backends, each by the backend and the task for which it was paused."""
         self._under_way: dict[int, Attempt] = {}
         """The attempts that are taken and not settled, by position."""
         self.ended_by: EndedBy | None = None
@@ -190,6 +190,8 @@ class Executor:
         status, is_last = self._state.statuses[position], self._state.attempts[position] == attempt
         if is_last and status is TaskStatus.PENDING:
             self._delays.end(position)
+            for closing in [one for one in self._reopenings.ends if one[1] == position]:
+                self._reopenings.end(closing)
         may_run = self._run.policy is None and why_not_again(self._state.dag, self._tasks[position]) is None
         if is_last and status is TaskStatus.FAILED and may_run:
             reopened = self._state.reopen(position, self._stamp())
@@ -787,7 +789,7 @@ class Executor:
             self._questions.begin(self._workers, position, self._state.asking[position])
 
     def _begin_reopenings(self) -> None:
-        """Wait for the ends of the limits that have closed backends with spares, or spares."""
+        """Wait for the ends of the pauses of backends."""
         assert self._workers is not None
         while self._scheduler.closings:
             name, position, until = self._scheduler.closings.pop()

@@ -33,7 +33,6 @@ from plait.runner.engine.retries import (
     retry_delay,
 )
 from plait.runner.reuse.earlier_answers import EarlierAnswer
-from plait.runner.scheduling.slots import Pause
 from plait.runner.state.budget import BUDGET, raise_of
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
@@ -110,12 +109,13 @@ class OutcomeHandler:
                 retry, max(failures, throttled), error.retry_after, self._run.options.rng, limited=limited
             )
             continuation = _continuation_after(attempt, error)
-            now, exhausted = self._run.options.clock.wall(), attempt.exhausted
-            pause = pause_of(error, delay, now, exhausted=exhausted) if throttled else None
-            if pause is not None and pause.probe and self._scheduler.has_spares(attempt.position):
-                until = self._scheduler.limit(attempt.position, pause)
-                return self._retry(attempt, error, duration, max(0.0, until - now), continuation)
-            return self._retry(attempt, error, duration, delay, continuation, pause=pause)
+            if throttled:
+                now = self._run.options.clock.wall()
+                pause = pause_of(error, delay, now, exhausted=attempt.exhausted)
+                self._scheduler.throttle(attempt.position, pause)
+                if pause.probe:  # a spare may take the task over
+                    delay = min(delay, max(0.0, self._scheduler.others_open_at(attempt.position) - now))
+            return self._retry(attempt, error, duration, delay, continuation)
         if throttled:
             self._scheduler.refuse_for_good(attempt.position)
         return self._fail(attempt, error, duration)
@@ -129,7 +129,7 @@ class OutcomeHandler:
         if not attempt.task.at_most_once:
             others = scheduler.others_open_at(position)
             if others != inf:
-                scheduler.limit(position, pause_without_credit(now + CREDIT_PROBE_S))
+                scheduler.throttle(position, pause_without_credit(now + CREDIT_PROBE_S))
                 return self._retry(attempt, error, duration, max(0.0, others - now), continuation)
             if scheduler.asks_for_credit(name):
                 return self._retry(attempt, error, duration, 0.0, continuation)
@@ -214,14 +214,9 @@ class OutcomeHandler:
         duration: float,
         delay: float,
         continuation: Continuation | None = None,
-        *,
-        pause: Pause | None = None,
     ) -> events.TaskRetried:
         retrying = self._state.retry(attempt.position, self._stamp(), error, delay, duration, continuation)
-        if pause is None:
-            self._scheduler.set_aside(attempt.position)
-        else:
-            self._scheduler.throttle(attempt.position, pause)
+        self._scheduler.set_aside(attempt.position)
         self._run.program_log.info(
             "task_retried", task=attempt.task.id, error_kind=error.kind.value, delay_s=round(delay, 3)
         )

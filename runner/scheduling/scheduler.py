@@ -36,7 +36,6 @@ from plait.runner.scheduling.slots import Account, Pause, ReadyQueue, SlotPool
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import Join, may_start, satisfies
 
-_UNKNOWN = Pause()
 _NOBODY = -1
 """In the place of a task, for a limit that an earlier process has met."""
 _GOES_ON = 1e12
@@ -90,12 +89,10 @@ class Scheduler:
         """The queue of the own backend of each task that has a slot of another one: of a spare, or, after `move`, of
         the backend of its judge, for which it may still wait.
         """
-        self._refused: dict[int, Account] = {}
-        """The account that has refused the last call of each task that was set aside for it."""
         self._asking_credit: dict[int, str] = {}
         """The tasks that ask a person to top up the account of a backend, each with its name."""
         self.closings: list[tuple[str, int, float]] = []
-        """The backends that `limit` has closed, each with the task for which, and the time to `reopen` it."""
+        """The backends that were paused, each with the task for which, and the time to `reopen` it."""
         self._tuning: Tuning | None = None
         self._offer: tuple[ReadyQueue, int] | None = None
         """While the run is offered a slot: the tasks that may take it, and the number of slots in use with it."""
@@ -473,21 +470,15 @@ class Scheduler:
         self.aside += 1
         self.park(position)
 
-    def throttle(self, position: int, pause: Pause = _UNKNOWN) -> None:
-        """Set the started task aside after its backend refused the call. The task is back at the end of `pause`.
-
-        Other tasks start on the backend as far as it accepts calls: see `account`.
+    def throttle(self, position: int, pause: Pause) -> None:
+        """Record that the backend refused the call of the started task. If that pauses the backend, tell the processes
+        that share its account, and add it to `closings`. `set_aside` follows.
         """
-        account = self._queue_of[position].account
-        self._refuse(account, position, pause)
-        self._refused[position] = account
-        self.set_aside(position)
-
-    def _refuse(self, account: Account, position: int, pause: Pause) -> None:
-        """Record the refusal of the task's call, and tell the processes that share the account if that pauses it."""
-        before = account.pause
+        queue = self._queue_of[position]
+        account, before = queue.account, queue.account.pause
         is_probe = account.probing and account.probe == (self, position)
-        account.throttle((self, position), pause)
+        if account.throttle((self, position), pause):
+            self.closings.append((queue.name, position, pause.until))
         if account.gate is None:
             return
         if account.throttled and account.pause is not None and account.pause != before:
@@ -495,22 +486,9 @@ class Scheduler:
         elif is_probe:
             self.rates.end_probe(account.gate, accepted=False)
 
-    def has_spares(self, position: int) -> bool:
-        """Return whether the backend of the started task, or the one whose spare it is, has spares."""
-        return self._own.get(position, self._queue_of[position]) in self._spares
-
-    def limit(self, position: int, pause: Pause) -> float:
-        """Close the backend that has refused the started task, until `reopen`, because a limit holds for all tasks.
-        Return the Unix time from which one of the task's backends is open, the past if one is. `set_aside` follows.
-        """
-        queue = self._queue_of[position]
-        self._refuse(queue.account, position, pause)
-        self.closings.append((queue.name, position, pause.until))
-        return min(pause.until, self.others_open_at(position))
-
     def others_open_at(self, position: int) -> float:
         """Return the Unix time from which one of the other backends of the started task is open, the past if one is;
-        infinite if there is none with credit.
+        infinite if there is none, or none with credit.
         """
         called = self._queue_of[position]
         own = self._own.get(position, called)
@@ -533,7 +511,7 @@ class Scheduler:
         account.announce()
 
     def reopen(self, name: str, position: int) -> None:
-        """Let a task look whether the limit has ended that has closed the backend for the task at `position`."""
+        """Let tasks start again on the backend, as far as the task at `position` has paused it."""
         if self._queues[name].account.reopen_for((self, position)):
             self._slots.offer(self, self._priority)
 
@@ -607,9 +585,6 @@ class Scheduler:
     def requeue(self, position: int) -> None:
         """Make a task that was set aside eligible again, unless it was dropped meanwhile."""
         self.aside -= 1
-        account = self._refused.pop(position, None)
-        if account is not None and account.reopen_for((self, position)):
-            self._slots.offer(self, self._priority)
         if position not in self._dropped:
             self._push(position)
 

@@ -278,9 +278,9 @@ class Account:
         else:
             self.pressure += 1
 
-    def throttle(self, call: Call, pause: Pause) -> None:
+    def throttle(self, call: Call, pause: Pause) -> bool:
         """Record that the backend refused `call`, and pause the backend until the end of `pause` if it refuses many
-        calls, or all.
+        calls, or all. Return whether `call` pauses it.
         """
         self.refuse(call)
         is_open = not self.throttled
@@ -290,6 +290,7 @@ class Account:
             self._narrow()
         if self.throttled:
             self.announce()
+        return call in self.throttled
 
     def close_for(self, call: Call, pause: Pause) -> None:
         """Close the backend until the refused `call` may be made again, at the end of `pause`."""

@@ -8,6 +8,10 @@ import anyio
 import anyio.lowlevel
 
 from plait import DAG, ParallelRunner, RunStatus, Task
+from plait.runner.scheduling.scheduler import Scheduler
+from plait.runner.scheduling.slots import Pause
+
+UNKNOWN = Pause()
 
 
 def wide(name: str, count: int, backend: str | None = None) -> DAG:
@@ -19,6 +23,20 @@ def chain(name: str, count: int) -> DAG:
         Task(f"{name}{number}", prompt=name, depends_on=[f"{name}{number - 1}"] if number else [])
         for number in range(count)
     )
+
+
+def refuse(plan: Scheduler, position: int, pause: Pause = UNKNOWN) -> None:
+    """Let the backend refuse the call of the started task, which is set aside."""
+    plan.throttle(position, pause)
+    plan.set_aside(position)
+
+
+def bring_back(plan: Scheduler, position: int) -> None:
+    """Let the wait of the refused task end, and the pause of its backend, if there is one."""
+    for closing in [one for one in plan.closings if one[1] == position]:
+        plan.closings.remove(closing)
+        plan.reopen(closing[0], position)
+    plan.requeue(position)
 
 
 class Meter:

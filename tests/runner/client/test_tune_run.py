@@ -305,9 +305,10 @@ async def test_a_failed_task_runs_again_while_the_others_go_on(store: Store) -> 
     assert told == ["task_started", "task_failed", "task_reopened", "task_started", "task_completed"]
 
 
-async def test_a_task_that_waits_for_its_next_attempt_runs_at_once(store: Store) -> None:
+@pytest.mark.parametrize("kind", [ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED], ids=["a failure", "a pause"])
+async def test_a_task_that_waits_for_its_next_attempt_runs_at_once(kind: ErrorKind, store: Store) -> None:
     scene = Scene(store)
-    calls = Failing(BackendError(ErrorKind.TRANSIENT, "bad", retry_after=3600.0))
+    calls = Failing(BackendError(kind, "bad", retry_after=3600.0))
     runner = ParallelRunner(calls, store=store, clock=scene.clock)
     async with runner.start(DAG(WORK[:1]), "r") as run:
         await scene.wait_for(run, lambda event: isinstance(event, TaskRetried))

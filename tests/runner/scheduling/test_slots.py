@@ -12,7 +12,7 @@ from plait import DAG, ParallelRunner, RateLimits, Task, TaskStatus
 from plait.runner.scheduling.own_limits import CallSize, RateGate, RateLimiter
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Account, Pause, SlotPool
-from tests.support.sharing import COMPLETED, run_all, wide
+from tests.support.sharing import COMPLETED, bring_back, refuse, run_all, wide
 
 AT_ONCE = Pause(at_once=True)
 
@@ -42,11 +42,11 @@ def test_what_comes_free_is_offered_to_others_before_the_one_who_had_it(frees: C
 
 def test_a_backend_that_may_be_asked_again_is_offered_to_others_first() -> None:
     pair = Pair()
-    pair.first.throttle(0, AT_ONCE)
+    refuse(pair.first, 0, AT_ONCE)
     assert pair.second.take() is None
     pair.first.finish(1, TaskStatus.COMPLETED)
     pair.got.clear()
-    pair.first.requeue(0)
+    bring_back(pair.first, 0)
     assert (pair.got, pair.first.take()) == ([("second", 0)], None), "one at once, as it has throttled"
 
 
@@ -57,11 +57,11 @@ def test_a_resumed_run_whose_task_was_sent_away_does_not_make_others_go_one_by_o
     resumed = Scheduler(wide("b", 1), ["x"], places, later=[0])
     resumed.close("x", None, "429")
     assert busy.slots_of("x") == (8, 8), "and does not close what accepts calls"
-    busy.throttle(0, AT_ONCE)
+    refuse(busy, 0, AT_ONCE)
     for number in range(1, 8):
         busy.finish(number, TaskStatus.FAILED)
-    resumed.requeue(0)
-    busy.requeue(0)
+    bring_back(resumed, 0)
+    bring_back(busy, 0)
     assert [busy.take() for _ in range(5)] == [0, 8, 9, 10, None], "half as many as there were"
 
 
@@ -69,10 +69,10 @@ def test_a_backend_has_never_more_than_its_limit_whoever_held_turns_on_it_before
     places = SlotPool(8, {"x": 4}, shared=True)
     statuses = [TaskStatus.RUNNING] * 8 + [TaskStatus.PENDING] * 12
     resumed = Scheduler(wide("a", 20), ["x"] * 20, places, statuses=statuses, held=range(8))
-    resumed.throttle(0, AT_ONCE)
+    refuse(resumed, 0, AT_ONCE)
     for position in range(1, 8):
         resumed.finish(position, TaskStatus.COMPLETED)
-    resumed.requeue(0)
+    bring_back(resumed, 0)
     assert [resumed.take(), resumed.take(), resumed.take()] == [0, 8, None], "half of the limit"
 
 
@@ -88,14 +88,14 @@ def test_runs_with_slots_of_their_own_share_what_the_account_lets_through() -> N
     first, second = own_slots(account, "a", 4), own_slots(account, "b", 5, {"x": 2})
     assert (first.taken, second.taken) == (4, 2), "each its own limits"
     assert first.slots_of("x") == second.slots_of("x") == (6, 6)
-    first.throttle(0, AT_ONCE)
+    refuse(first, 0, AT_ONCE)
     for position in (0, 1):
         second.finish(position, TaskStatus.FAILED)
     assert (first.take(), second.take()) == (None, None), "closed for both"
     assert first.enqueue(lambda: None)
     assert second.enqueue(lambda: offered.append(second.take()))
     offered: list[int | None] = []
-    first.requeue(0)
+    bring_back(first, 0)
     assert offered == [], "three still run, and half of six may"
     first.finish(1, TaskStatus.FAILED)
     assert offered == [2], "to the other run first, and one"

@@ -23,6 +23,7 @@ from plait.persistence import MemoryStore
 from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import Pause, SlotPool
 from plait.statuses import TaskStatus
+from tests.support.sharing import refuse
 
 SLOTS = 2
 
@@ -153,7 +154,7 @@ LEAVES: dict[str, Callable[[Scheduler, int], None]] = {
     "cancellation": lambda one, at: one.finish(at, TaskStatus.CANCELLED),
     "question": lambda one, at: one.park(at),
     "retry": lambda one, at: one.set_aside(at),
-    "refusal by a limit": lambda one, at: one.throttle(at, Pause(at_once=True)),
+    "refusal by a limit": lambda one, at: refuse(one, at, Pause(at_once=True)),
     "end of the run": lambda one, _: one.release_all(),
 }
 

@@ -17,6 +17,7 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import MANY, Account, Pause, SlotPool
 from plait.runner.state.run_state import MOST_THROTTLINGS
 from tests.support.fakes import QuickClock, Talker, failing
+from tests.support.sharing import bring_back, refuse
 
 DONE = TaskStatus.COMPLETED
 
@@ -77,12 +78,12 @@ def account(plan: Scheduler) -> Account:
 
 def test_a_refusal_delays_its_own_task_alone() -> None:
     plan = schedule()
-    plan.throttle(3)
+    refuse(plan, 3)
     assert taken(plan) == [8], "its slot is another one's"
     plan.finish(5, DONE)
     plan.finish(6, DONE)
     assert taken(plan) == [9, 10]
-    plan.requeue(3)
+    bring_back(plan, 3)
     plan.finish(7, DONE)
     assert taken(plan) == [3]
     assert not account(plan).pause
@@ -92,7 +93,7 @@ def test_refusals_among_completed_calls_never_pause_the_backend() -> None:
     plan = schedule()
     running = list(range(8))
     for _ in range(20):
-        plan.throttle(running.pop(0))
+        refuse(plan, running.pop(0))
         running += taken(plan)
         for _ in range(2):
             plan.finish(running.pop(0), DONE)
@@ -105,15 +106,15 @@ def test_many_refusals_pause_the_backend_and_halve_its_width() -> None:
     plan = schedule()
     for number in range(MANY):
         assert account(plan).pause is None, f"{number} are refused"
-        plan.throttle(number, Pause(5.0 + number, "429"))
+        refuse(plan, number, Pause(5.0 + number, "429"))
         if number < MANY - 1:
             assert taken(plan) == [8 + number]
     assert account(plan).pause == Pause(4.0 + MANY, "429"), "for as long as the last refusal said"
     for position in range(MANY, 7 + MANY):
         plan.finish(position, TaskStatus.FAILED)
-    plan.requeue(0)
+    bring_back(plan, 0)
     assert taken(plan) == []
-    plan.requeue(MANY - 1)
+    bring_back(plan, MANY - 1)
     assert len(taken(plan)) == 4
 
 
@@ -121,27 +122,27 @@ def test_many_refusals_pause_the_backend_and_halve_its_width() -> None:
 def test_how_many_are_many_depends_on_the_calls_under_way(width: int, many: int) -> None:
     plan = schedule(count=width, width=width)
     for position in range(many - 1):
-        plan.throttle(position)
+        refuse(plan, position)
         assert not account(plan).pause
-    plan.throttle(many - 1)
+    refuse(plan, many - 1)
     assert account(plan).pause
     assert account(plan).slots == width // 2
     for position in range(many, width - 1):
-        plan.throttle(position)
+        refuse(plan, position)
     assert account(plan).slots == 1, "as many as got through"
 
 
 def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
     plan = schedule()
-    plan.throttle(0, AT_ONCE)
+    refuse(plan, 0, AT_ONCE)
     assert account(plan).pause == AT_ONCE
     assert taken(plan) == []
-    plan.throttle(1, AT_ONCE)
-    plan.requeue(0)
+    refuse(plan, 1, AT_ONCE)
+    bring_back(plan, 0)
     assert taken(plan) == [], "until all that it sent away are back"
     for position in range(2, 8):
         plan.finish(position, TaskStatus.FAILED)
-    plan.requeue(1)
+    bring_back(plan, 1)
     assert len(taken(plan)) == 4
     assert plan.refusals(0) == (2, 1)
 
@@ -149,8 +150,8 @@ def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
 def test_with_every_round_that_completes_one_more_may_run_up_to_the_limit() -> None:
     plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(99)), ["one"] * 99, SlotPool(99, {"one": 4}))
     assert taken(plan) == [0, 1, 2, 3]
-    plan.throttle(0, AT_ONCE)
-    plan.requeue(0)
+    refuse(plan, 0, AT_ONCE)
+    bring_back(plan, 0)
     at_once: list[int] = []
     running = [1, 2, 3]
     for _ in range(30):
@@ -170,9 +171,9 @@ def after_long_pause(running: int, count: int = 30, slots: SlotPool | None = Non
     plan = Scheduler(DAG(Task(f"t{number}", "x") for number in range(count)), ["one"] * count, slots or SlotPool(8))
     while plan.taken < running + 1:
         plan.take()
-    plan.throttle(0, LONG)
+    refuse(plan, 0, LONG)
     assert plan.take() is None
-    plan.requeue(0)
+    bring_back(plan, 0)
     return plan
 
 
@@ -207,7 +208,7 @@ def test_a_probe_that_tells_nothing_leaves_the_place_to_another() -> None:
     assert taken(other) == []
     plan.release_all()  # the run ends while its task is the probe
     assert taken(other) == [0]
-    other.throttle(0)
+    refuse(other, 0)
     assert taken(other) == [1]
 
 
@@ -266,8 +267,8 @@ def test_the_task_that_goes_first_keeps_to_the_limit_of_the_backend() -> None:
 def test_another_long_pause_lets_another_task_go_first() -> None:
     plan = after_long_pause(1)
     assert plan.take() == 0
-    plan.throttle(1, LONG)
-    plan.requeue(1)
+    refuse(plan, 1, LONG)
+    bring_back(plan, 1)
     assert taken(plan) == [1], "0 runs since before the second pause"
     plan.finish(0, DONE)
     assert taken(plan) == []
@@ -278,8 +279,8 @@ def test_another_long_pause_lets_another_task_go_first() -> None:
 def test_when_the_task_that_went_first_is_refused_another_goes_first() -> None:
     plan = after_long_pause(2)
     assert plan.take() == 0
-    plan.throttle(0, LONG)
-    plan.requeue(0)
+    refuse(plan, 0, LONG)
+    bring_back(plan, 0)
     assert taken(plan) == [0]
 
 
@@ -304,7 +305,7 @@ def test_a_run_that_ends_while_its_task_is_refused_keeps_no_other_run_waiting() 
     slots = SlotPool(8, shared=True)
     plan = schedule(slots=slots)
     other = Scheduler(DAG(Task(f"t{number}", "x") for number in range(9)), ["one"] * 9, slots)
-    plan.throttle(0, AT_ONCE)
+    refuse(plan, 0, AT_ONCE)
     for position in range(1, 8):
         plan.finish(position, DONE)
     assert taken(other) == []

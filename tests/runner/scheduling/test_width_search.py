@@ -18,6 +18,7 @@ from plait.runner.scheduling.scheduler import Scheduler
 from plait.runner.scheduling.slots import FIRST_WIDTH, Account, Concurrency, Pause, SlotPool, WidthSearch
 from plait.statuses import TaskStatus
 from plait.task import Task
+from tests.support.sharing import bring_back, refuse
 
 ROWS = 1000
 SPREAD = 0.35
@@ -117,8 +118,8 @@ class Job:
     def _refuse(self, row: int, wait: float) -> None:
         self._under_way.remove(row)
         wait += self._random.uniform(0, 0.25)
-        self._plan.throttle(row, Pause(self.now + wait, "429"))
-        self._in(wait, lambda: self._plan.requeue(row))
+        refuse(self._plan, row, Pause(self.now + wait, "429"))
+        self._in(wait, lambda: bring_back(self._plan, row))
 
 
 SERVERS: dict[str, dict[str, float]] = {
