@@ -33,7 +33,7 @@ from plait.backends.agents.acp_machine import (
     prompt_of,
 )
 from plait.backends.agents.agent_catalog import ACP, CatalogEntry, acp_agent_of
-from plait.backends.agents.agent_output import Call, Reader, UnreportedCall, earlier, exchanges
+from plait.backends.agents.agent_output import AgentCall, Reader, UnreportedCall, earlier, exchanges
 from plait.backends.agents.cli_agent import LAST_WORD, AgentBackend, AgentConversation, Sessions, first_before, marked
 from plait.backends.backend_protocol import ConversationRequest, Files, Output, Reply
 from plait.backends.json_fields import at, since, text
@@ -107,15 +107,15 @@ class AcpBackend(AgentBackend):
         """
         return self.entry.forks
 
-    def arguments(self, call: Call) -> Sequence[str]:  # noqa: ARG002 - other agents need it
+    def arguments(self, call: AgentCall) -> Sequence[str]:  # noqa: ARG002 - other agents need it
         """Return the words of the command after the first."""
         return self.command[1:]
 
-    def input_text(self, call: Call, prompt: str) -> str:
+    def input_text(self, call: AgentCall, prompt: str) -> str:
         """Return the prompt, or a person's decision in words."""
         return prompt if call.answer is None else answer_prompt(prompt)
 
-    def reader(self, call: Call) -> AcpMachine:
+    def reader(self, call: AgentCall) -> AcpMachine:
         """Return a reader that includes the messages already sent, as recorded in the call's files."""
         goals = TurnGoals(str(self.folder), self.model, self.mode, self.auth_method, self.permissions)
         machine = AcpMachine(call, goals, self.clock(call))
@@ -161,7 +161,7 @@ class AcpConversation(AgentConversation):
             return reply
         return replace(reply, session_id=marked(reply.session_id, f"asks-{permission.action_id}"))
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
+    async def _let_work(self, call: AgentCall, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         assert isinstance(reader, AcpMachine)
         machine = self._machine = reader
         until = self._until()
@@ -222,7 +222,7 @@ class AcpConversation(AgentConversation):
         if failure is not None:
             raise failure
 
-    def _words(self, call: Call) -> Sequence[str]:
+    def _words(self, call: AgentCall) -> Sequence[str]:
         Outbox(call.folder)
         return relayed_command(call.folder, self._backend.turn_timeout + _SLACK, super()._words(call))
 
@@ -252,7 +252,7 @@ class AcpTranscriptReader(AcpMachine):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(Call(folder), TurnGoals(""), lambda: 0.0)
+        super().__init__(AgentCall(folder), TurnGoals(""), lambda: 0.0)
         self._position = 0
         self._answers: dict[str, Message] = {}
         self._requests: dict[str, PermissionRequest] = {}

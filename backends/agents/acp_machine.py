@@ -21,7 +21,7 @@ from plait.backends.agents.agent_catalog import UNKNOWN, acp_agent_named
 from plait.backends.agents.agent_output import (
     THROTTLED,
     WORDS,
-    Call,
+    AgentCall,
     ProcessEnd,
     TurnAnswer,
     by_phrase,
@@ -269,7 +269,7 @@ _CANCELLED: JsonValue = {"outcome": {"outcome": "cancelled"}}
 
 @value
 class TurnGoals:
-    """The purpose and the settings of a turn, beside its Call."""
+    """The purpose and the settings of a turn, beside its AgentCall."""
 
     cwd: str
     """Working folder of the session."""
@@ -300,7 +300,7 @@ class AcpMachine:
     last_whole: str | None = None
     """None: ACP has no way to rewind a session."""
 
-    def __init__(self, call: Call, goals: TurnGoals, now: Callable[[], float]) -> None:
+    def __init__(self, call: AgentCall, goals: TurnGoals, now: Callable[[], float]) -> None:
         self.goals = goals
         self.permission_request: PermissionRequest | None = None
         """Request to be decided by a person; the turn then ends."""

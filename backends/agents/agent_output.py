@@ -35,7 +35,7 @@ from plait.usage import NO_USAGE, Usage
 
 
 @value
-class Call:
+class AgentCall:
     """One call of an agent's command. The prompt is not part of the call, but goes to standard input."""
 
     folder: Path
@@ -121,7 +121,7 @@ class Reader(Protocol):
 
     @property
     def last_whole(self) -> str | None:
-        """Id of the last message held whole by the session, as needed by `Call.rewind_to`; None if there is none."""
+        """Id of the last message held whole by the session, for `AgentCall.rewind_to`; None if there is none."""
         ...
 
     def read(self, event: Mapping[str, JsonValue]) -> Sequence[Output]:

@@ -21,7 +21,7 @@ from plait.backends.agents.agent_catalog import version_numbers
 from plait.backends.agents.agent_output import (
     THROTTLED,
     WORDS,
-    Call,
+    AgentCall,
     ProcessEnd,
     SchemaRefused,
     TurnAnswer,
@@ -119,7 +119,7 @@ class ClaudeCodeBackend(AgentBackend):
         """Return the session as for all agents; None while an answer waits for the hook, because the session lacks that
         answer.
         """
-        if (folder / ANSWER).exists() and reread(self.reader(Call(folder)), folder).session_id is None:
+        if (folder / ANSWER).exists() and reread(self.reader(AgentCall(folder)), folder).session_id is None:
             return None
         return super().session_of(folder)
 
@@ -134,7 +134,7 @@ class ClaudeCodeBackend(AgentBackend):
         mode = self.permission_mode
         return bool(self.allowed_tools or self.ask_for) if mode in {None, "default"} else mode != "plan"
 
-    def arguments(self, call: Call) -> Sequence[str]:
+    def arguments(self, call: AgentCall) -> Sequence[str]:
         """Return the command's arguments. Writes system prompts, if any, into `call.folder`."""
         # Join each value to its option, so that a value with a leading dash is not read as an option.
         return [
@@ -147,7 +147,7 @@ class ClaudeCodeBackend(AgentBackend):
             *self._asking(call),
         ]
 
-    def _values(self, call: Call) -> Iterator[tuple[str, object]]:
+    def _values(self, call: AgentCall) -> Iterator[tuple[str, object]]:
         yield "model", self.model
         yield "permission-mode", self.permission_mode
         yield "tools", None if self.tools is None else ",".join(self.tools)
@@ -163,7 +163,7 @@ class ClaudeCodeBackend(AgentBackend):
                 private_file(path, words)
                 yield f"{option}-file", path
 
-    def _asking(self, call: Call) -> Iterator[str]:
+    def _asking(self, call: AgentCall) -> Iterator[str]:
         if self.ask_for:
             answer = call.folder / ANSWER
             if call.answer is not None:
@@ -185,11 +185,11 @@ class ClaudeCodeBackend(AgentBackend):
         is_plain = schema.get("type") == "object" and _CHOICES.isdisjoint(schema)
         return is_plain and len(json.dumps(dict(schema))) < _LONGEST_ARGUMENT
 
-    def input_text(self, call: Call, prompt: str) -> str:
+    def input_text(self, call: AgentCall, prompt: str) -> str:
         """Return the prompt, or no text with an answer: the tool use waits in the session and proceeds by itself."""
         return "" if self.ask_for and call.answer is not None else prompt
 
-    def environment(self, call: Call) -> Mapping[str, str]:
+    def environment(self, call: AgentCall) -> Mapping[str, str]:
         """Return the variables to set. Temporary files go beside the turn's files."""
         variables = {**self.entry.sets, "CLAUDE_CODE_TMPDIR": str(call.folder)}
         return variables if self.base_url is None else {**variables, "ANTHROPIC_BASE_URL": self.base_url}
@@ -198,12 +198,12 @@ class ClaudeCodeBackend(AgentBackend):
         """Return a conversation that uses `files`. A `guarded` agent ends with this process."""
         return ClaudeConversation(self, request, files, guarded=guarded)
 
-    def reader(self, call: Call) -> ClaudeReader:
+    def reader(self, call: AgentCall) -> ClaudeReader:
         """Return a reader for the output of the call."""
         return ClaudeReader(call, self.clock(call))
 
 
-def _session(call: Call) -> Iterator[str]:
+def _session(call: AgentCall) -> Iterator[str]:
     begins_from = call.session_id if call.resume else call.forks
     if begins_from is not None:
         yield f"--resume={begins_from}"
@@ -295,7 +295,7 @@ class ClaudeConversation(AgentConversation):
             session_id = marked(self.session_id, f"spent-{spent.spent:.6f}-of-{spent.limit:.6f}")
             return Reply(notice.content, None, session_id, error.usage, messages, question)
 
-    def _call(self, folder: Path) -> Call:
+    def _call(self, folder: Path) -> AgentCall:
         call = super()._call(folder)
         return call if self._raised is None else replace(call, max_budget_usd=self._raised.rest)
 
@@ -402,7 +402,7 @@ class ClaudeReader:
     limit.
     """
 
-    def __init__(self, call: Call, now: Callable[[], float]) -> None:
+    def __init__(self, call: AgentCall, now: Callable[[], float]) -> None:
         self.session_id: str | None = None
         """The session's id, once the model has produced output: only then is the prompt certain to be in the session
         file. The announcement of the session and of a request come up to half a second earlier.

@@ -30,7 +30,7 @@ import anyio
 
 from plait.backends.agents.agent_catalog import UNKNOWN, CatalogEntry, agent
 from plait.backends.agents.agent_output import (
-    Call,
+    AgentCall,
     ProcessEnd,
     Reader,
     SchemaRefused,
@@ -160,7 +160,7 @@ class AgentBackend(ProgramBackend, ABC):
         manifest = read_manifest(calls[-1]) if calls else None
         if manifest is None or manifest.note.get("kind") != self.kind:  # the task had another backend at the time
             return None
-        reader = reread(self.reader(Call(calls[-1])), calls[-1])
+        reader = reread(self.reader(AgentCall(calls[-1])), calls[-1])
         about = f"{self.kind}, pid {manifest.pid}"
         goes_on = manifest.note.get("goes_on") == "yes"
         if reader.is_final:
@@ -173,7 +173,7 @@ class AgentBackend(ProgramBackend, ABC):
 
         The evidence is the agent's output, or else the session's own file.
         """
-        reader, manifest = reread(self.reader(Call(folder)), folder), read_manifest(folder)
+        reader, manifest = reread(self.reader(AgentCall(folder)), folder), read_manifest(folder)
         if reader.session_id is not None or reader.announced is None or manifest is None:
             return reader.session_id
         prompt, files = manifest.note.get("input_digest", ""), self.session_files(reader.announced)
@@ -222,31 +222,31 @@ class AgentBackend(ProgramBackend, ABC):
         """Return whether the program itself can enforce `schema`. If not, the prompt describes the schema."""
         return False
 
-    def clock(self, call: Call) -> Callable[[], float]:
+    def clock(self, call: AgentCall) -> Callable[[], float]:
         """Return the clock for the output of the call: a time of day in a message counts from when it was written."""
         written_at = call.written_at
         return self.now if written_at is None else lambda: written_at
 
-    def input_text(self, call: Call, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
+    def input_text(self, call: AgentCall, prompt: str) -> str:  # noqa: ARG002 - for agents with another way to answer
         """Return the text for standard input: the prompt, unless the agent receives an answer in another way."""
         return prompt
 
-    def environment(self, call: Call) -> Mapping[str, str]:  # noqa: ARG002 - for agents that need the call
+    def environment(self, call: AgentCall) -> Mapping[str, str]:  # noqa: ARG002 - for agents that need the call
         """Return the variables to set for the agent, in addition to those that it inherits."""
         return self.entry.sets
 
     @abstractmethod
-    def arguments(self, call: Call) -> Sequence[str]:
+    def arguments(self, call: AgentCall) -> Sequence[str]:
         """Return the command's arguments for a turn. May write files into `call.folder`, such as a schema."""
 
     @abstractmethod
-    def reader(self, call: Call) -> Reader:
+    def reader(self, call: AgentCall) -> Reader:
         """Return a reader for the output of the call."""
 
     @classmethod
     def transcript_reader(cls, folder: Path) -> Reader:
         """Return a reader that shows the output of the call with its files in `folder` to a person."""
-        return cls().reader(Call(folder))
+        return cls().reader(AgentCall(folder))
 
 
 class AgentConversation:
@@ -401,13 +401,13 @@ class AgentConversation:
         turn.append(message)
         return replace(answered, text=message.content)
 
-    def _call(self, folder: Path) -> Call:
+    def _call(self, folder: Path) -> AgentCall:
         written_at = None
         manifest = read_manifest(folder) if self._request.attaches else None
         if manifest is not None and not manifest.is_alive:
             with suppress(OSError):
                 written_at = (folder / "stdout").stat().st_mtime
-        return Call(
+        return AgentCall(
             folder,
             self.session_id,
             resume=self._exists,
@@ -417,7 +417,7 @@ class AgentConversation:
             written_at=written_at,
         )
 
-    async def _let_work(self, call: Call, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
+    async def _let_work(self, call: AgentCall, reader: Reader, sent: str, cut: list[UnreportedCall]) -> Child:
         """Return the child of the call, once the child has ended and `reader` has read all its output."""
         until = self._until()
         async with self._child(call, sent, cut) as child:
@@ -449,7 +449,7 @@ class AgentConversation:
         return min(anyio.current_time() + self._backend.turn_timeout, self._ends)
 
     @asynccontextmanager
-    async def _child(self, call: Call, sent: str, cut: list[UnreportedCall]) -> AsyncGenerator[Child]:
+    async def _child(self, call: AgentCall, sent: str, cut: list[UnreportedCall]) -> AsyncGenerator[Child]:
         """Start the child of the call, or adopt it from the process that did; leaving ends the child."""
         async with AsyncExitStack() as stack:
             child = await stack.enter_async_context(adopted(call.folder)) if self._request.attaches else None
@@ -460,7 +460,7 @@ class AgentConversation:
         if child.skipped:
             self._request.on_output(Output("notice", f"output lines skipped as too long: {child.skipped}"))
 
-    async def _launch(self, call: Call, sent: str, cut: Sequence[UnreportedCall], stack: AsyncExitStack) -> Launch:
+    async def _launch(self, call: AgentCall, sent: str, cut: Sequence[UnreportedCall], stack: AsyncExitStack) -> Launch:
         """Return the command of a call, with its session locked until the end of `stack`."""
         backend, request, keeps = self._backend, self._request, [*self._request.keeps]
         if call.session_id is not None:
@@ -496,7 +496,7 @@ class AgentConversation:
             guarded=self._guarded,
         )
 
-    def _words(self, call: Call) -> Sequence[str]:
+    def _words(self, call: AgentCall) -> Sequence[str]:
         return (self._backend.executable(), *self._backend.arguments(call))
 
     def _on_line(self, reader: Reader, line: bytes) -> None:
@@ -522,7 +522,7 @@ class AgentConversation:
         """Return the cost of the call with its files in `folder`, given the `usage` reported by the call itself."""
         return usage
 
-    def _total(self, call: Call, total: Usage) -> Usage:
+    def _total(self, call: AgentCall, total: Usage) -> Usage:
         """Return the cost of the call, given the `total` cost of its session so far."""
         if self.session_id is None:
             return total

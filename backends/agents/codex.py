@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
 
-from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer, failure, kind_of_failure, no_outcome
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd, TurnAnswer, failure, kind_of_failure, no_outcome
 from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.backend_protocol import Output
 from plait.backends.error_kinds import error_text, seconds_left
@@ -94,7 +94,7 @@ class CodexBackend(AgentBackend):
         """Whether the sandbox lets the agent write."""
         return self.sandbox != "read-only"
 
-    def arguments(self, call: Call) -> Sequence[str]:
+    def arguments(self, call: AgentCall) -> Sequence[str]:
         """Return the command's arguments. Writes instructions and schema, if any, into `call.folder`."""
         earlier = call.session_id if call.resume else call.forks
         begins = [] if earlier is None else ["resume" if call.resume else "fork"]
@@ -109,7 +109,7 @@ class CodexBackend(AgentBackend):
             *("--", *([] if earlier is None else [earlier]), "-"),
         ]
 
-    def _settings(self, call: Call) -> Iterator[tuple[str, JsonValue]]:
+    def _settings(self, call: AgentCall) -> Iterator[tuple[str, JsonValue]]:
         # A session does not store its sandbox, and the option for the sandbox works for a new session only.
         yield "sandbox_mode", self.sandbox
         yield "analytics.enabled", False
@@ -130,7 +130,7 @@ class CodexBackend(AgentBackend):
             provider["env_key"] = self.api_key_env
         return provider | {"request_max_retries": 0, "stream_max_retries": 0}
 
-    def reader(self, call: Call) -> CodexReader:
+    def reader(self, call: AgentCall) -> CodexReader:
         """Return a reader for the output of the call."""
         return CodexReader(call, self.clock(call), self.model)
 
@@ -178,7 +178,7 @@ class CodexReader:
     last_whole: str | None = None
     """None: a session can be continued from its end only."""
 
-    def __init__(self, call: Call, now: Callable[[], float], model: str | None = None) -> None:
+    def __init__(self, call: AgentCall, now: Callable[[], float], model: str | None = None) -> None:
         self.last_text = ""
         """The last message of the agent."""
         self._model = model

@@ -100,7 +100,7 @@ class PydanticAIBackend:
         ends = end_of_turn(request)
         agent = await self._made()
         async with running(self._servers) as toolsets, _running_agent(agent):
-            yield AgentConversation(agent, toolsets, self._deps, request, ends)
+            yield PydanticAIConversation(agent, toolsets, self._deps, request, ends)
 
     async def _made(self) -> Any:
         return self._agent
@@ -297,7 +297,7 @@ _GOES_ON = frozenset({ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED, ErrorKind.OVE
 """Kinds of errors after which the next attempt goes on from the last finished step. After others it starts over."""
 
 
-class AgentConversation:
+class PydanticAIConversation:
     """A conversation with `agent`, which also gets `toolsets`. Without files, the history is the request's.
 
     A turn that still goes on at `ends`, a time of anyio's clock, fails with kind `timeout`.

@@ -75,7 +75,7 @@ class LocalBackend(ModelBackend, Placeable):
     """The settings that a task may have in place of the backend's: see `Abilities`."""
     billing: ClassVar[Billing] = Billing(price=FREE)
     """The facts that decide the price: the model runs on this machine and costs nothing."""
-    _child: _Server | None = field(default=None, init=False, repr=False)
+    _child: _LlamaServer | None = field(default=None, init=False, repr=False)
     _lock: anyio.Lock = field(default_factory=anyio.Lock, init=False, repr=False)
 
     def answer_key(self) -> JsonValue:
@@ -114,14 +114,14 @@ class LocalBackend(ModelBackend, Placeable):
     def _path(self) -> Path | None:
         return _packaged_gguf() if self.gguf is None else Path(self.gguf).resolve()
 
-    async def _running(self) -> _Server:
+    async def _running(self) -> _LlamaServer:
         async with self._lock:
             if self._child is None or self._child.process.poll() is not None:
                 self.check()
                 self._child = await self._start()
             return self._child
 
-    async def _start(self) -> _Server:
+    async def _start(self) -> _LlamaServer:
         key, gguf = secrets.token_urlsafe(32), str(self._path)
         config = {"gguf": gguf, "slots": self.slots, "context": self.context, "key": key}
         process = _spawn()
@@ -139,7 +139,7 @@ class LocalBackend(ModelBackend, Placeable):
                 text = f"the model server did not start within {_START_LIMIT:g} s"
                 raise BackendError(ErrorKind.TIMEOUT, text) from None
             raise
-        return _Server(
+        return _LlamaServer(
             process,
             key,
             Path(gguf).name,
@@ -159,7 +159,7 @@ def missing_parts(*, weights: bool = True) -> list[str]:
     return missing
 
 
-class _Server(OpenAIBackend):
+class _LlamaServer(OpenAIBackend):
     """A server process that is ready, as its own adapter: the key is made by this process, no proxy is used, and the
     server closes its connections.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from plait.backends.agents.acp_machine import AcpMachine
-from plait.backends.agents.agent_output import Call
+from plait.backends.agents.agent_output import AgentCall
 from plait.errors import ErrorKind
 from tests.support.agents.acp_talks import (
     AIMS,
@@ -138,7 +138,7 @@ LOST = [
 
 @pytest.mark.parametrize("error", LOST)
 def test_a_session_that_the_agent_does_not_know_is_lost(error: Any) -> None:
-    talk = AcpMachine(Call(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
+    talk = AcpMachine(AgentCall(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
     held = hold(talk, [start(loadSession=True), failed(error, 2)])
     assert held.error is not None
     assert (held.error.kind, held.error.continues_session) == (ErrorKind.SESSION_LOST, False)
@@ -159,7 +159,7 @@ def test_an_agent_without_settings_is_not_asked_again_and_again() -> None:
 
 
 def test_a_session_that_is_busy_is_not_lost() -> None:
-    talk = AcpMachine(Call(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
+    talk = AcpMachine(AgentCall(NOWHERE, "x", resume=True), AIMS, lambda: NOW)
     busy = {"code": -32603, "message": "Internal error", "data": {"details": "thread x already has an active writer"}}
     held = hold(talk, [start(loadSession=True), failed(busy, 2)])
     assert held.error is not None

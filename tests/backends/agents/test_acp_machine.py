@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plait.backends.agents.acp_machine import AcpMachine
-from plait.backends.agents.agent_output import Call, ProcessEnd
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd
 from plait.errors import ErrorKind
 from tests.support.agents.acp_talks import (
     AIMS,
@@ -30,25 +30,25 @@ from tests.support.agents.recorded import NOW
 @pytest.mark.parametrize(
     ("call", "capabilities", "method"),
     [
-        (Call(NOWHERE, "x", resume=True), {"loadSession": True}, "session/load"),
-        (Call(NOWHERE, "x", resume=True), {"sessionCapabilities": {"resume": {}}}, "session/resume"),
+        (AgentCall(NOWHERE, "x", resume=True), {"loadSession": True}, "session/load"),
+        (AgentCall(NOWHERE, "x", resume=True), {"sessionCapabilities": {"resume": {}}}, "session/resume"),
         (
-            Call(NOWHERE, "x", resume=True),
+            AgentCall(NOWHERE, "x", resume=True),
             {"loadSession": True, "sessionCapabilities": {"resume": {}}},
             "session/resume",
         ),
         (
-            Call(NOWHERE, "x", resume=True),
+            AgentCall(NOWHERE, "x", resume=True),
             {"loadSession": True, "sessionCapabilities": {"resume": None}},
             "session/load",
         ),
-        (Call(NOWHERE, "x", resume=True), {"sessionCapabilities": []}, None),
-        (Call(NOWHERE, None, resume=True), {"loadSession": True}, None),
-        (Call(NOWHERE, forks="x"), {"sessionCapabilities": {"fork": {}}}, "session/fork"),
-        (Call(NOWHERE, forks="x"), {"loadSession": True}, None),
+        (AgentCall(NOWHERE, "x", resume=True), {"sessionCapabilities": []}, None),
+        (AgentCall(NOWHERE, None, resume=True), {"loadSession": True}, None),
+        (AgentCall(NOWHERE, forks="x"), {"sessionCapabilities": {"fork": {}}}, "session/fork"),
+        (AgentCall(NOWHERE, forks="x"), {"loadSession": True}, None),
     ],
 )
-def test_a_session_is_opened_as_the_agent_is_able_to(call: Call, capabilities: Any, method: str | None) -> None:
+def test_a_session_is_opened_as_the_agent_is_able_to(call: AgentCall, capabilities: Any, method: str | None) -> None:
     held = hold(AcpMachine(call, AIMS, lambda: NOW), [start(**capabilities)])
     if method is None:
         assert held.error is not None
@@ -61,7 +61,7 @@ def test_a_session_is_opened_as_the_agent_is_able_to(call: Call, capabilities: A
 def test_a_prompt_that_never_got_into_the_session_is_found_out() -> None:
     def load(*heard: str) -> Held:
         goals = replace(AIMS, prompt="go on", holds=("Please  work\nhard", "go on"))
-        talk = AcpMachine(Call(NOWHERE, "x", resume=True), goals, lambda: NOW)
+        talk = AcpMachine(AgentCall(NOWHERE, "x", resume=True), goals, lambda: NOW)
         able = start(loadSession=True, sessionCapabilities={"resume": {}})
         history = [update("user_message_chunk", "x", content={"type": "text", "text": text}) for text in heard]
         return hold(talk, [able, *history, {"id": 2, "result": {}}, chunk("ok", "x"), done()])

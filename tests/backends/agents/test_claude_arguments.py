@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.agent_output import Call
+from plait.backends.agents.agent_output import AgentCall
 from plait.backends.agents.claude_code import ClaudeCodeBackend
 
 COMMON = ["-p", "--output-format=stream-json", "--verbose", "--include-partial-messages"]
@@ -28,7 +28,7 @@ COMMON = ["-p", "--output-format=stream-json", "--verbose", "--include-partial-m
     ],
 )
 def test_arguments_for_each_form_of_a_call(call: dict[str, Any], arguments: list[str], tmp_path: Path) -> None:
-    assert ClaudeCodeBackend().arguments(Call(folder=tmp_path, **call)) == COMMON + arguments
+    assert ClaudeCodeBackend().arguments(AgentCall(folder=tmp_path, **call)) == COMMON + arguments
     assert list(tmp_path.iterdir()) == []
 
 
@@ -46,7 +46,7 @@ def test_every_option_becomes_an_argument_and_prompts_stay_out_of_them(tmp_path:
         bare=True,
         base_url="http://127.0.0.1:1",
     )
-    assert program.arguments(Call(folder=tmp_path)) == [
+    assert program.arguments(AgentCall(folder=tmp_path)) == [
         *COMMON,
         "--bare",
         "--model=m",
@@ -61,13 +61,13 @@ def test_every_option_becomes_an_argument_and_prompts_stay_out_of_them(tmp_path:
         "--disallowedTools=WebFetch",
     ]
     assert (tmp_path / "system-prompt.txt").read_text(encoding="utf-8") == "Be brief: ä."
-    assert program.environment(Call(folder=tmp_path))["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:1"
+    assert program.environment(AgentCall(folder=tmp_path))["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:1"
 
 
 def test_nothing_is_granted_that_was_not_asked_for(tmp_path: Path) -> None:
-    assert ClaudeCodeBackend().arguments(Call(folder=tmp_path)) == COMMON
-    assert ClaudeCodeBackend(tools=()).arguments(Call(folder=tmp_path)) == [*COMMON, "--tools="]
-    environment = ClaudeCodeBackend().environment(Call(folder=tmp_path))
+    assert ClaudeCodeBackend().arguments(AgentCall(folder=tmp_path)) == COMMON
+    assert ClaudeCodeBackend(tools=()).arguments(AgentCall(folder=tmp_path)) == [*COMMON, "--tools="]
+    environment = ClaudeCodeBackend().environment(AgentCall(folder=tmp_path))
     assert environment["CLAUDE_CODE_MAX_RETRIES"] == "0"
     assert environment["CLAUDE_CODE_TMPDIR"] == str(tmp_path)
 

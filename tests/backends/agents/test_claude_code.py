@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.agent_output import Call, ProcessEnd
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd
 from plait.backends.agents.claude_code import ClaudeCodeBackend
 from plait.errors import ErrorKind
 from plait.usage import Usage
@@ -115,7 +115,7 @@ def test_text_is_shown_as_it_comes_and_once() -> None:
 def test_the_model_is_that_of_the_main_agents_own_messages() -> None:
     answered = _replayed("claude/tool_stream").answered
     assert answered is not None and answered.usage.model == MODEL
-    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    reader = PROGRAM.reader(AgentCall(folder=Path("/nowhere")))
     for agent, model in ((None, "large"), ("t", "small"), (None, "<synthetic>"), (None, ["x"])):
         reader.read({"type": "assistant", "parent_tool_use_id": agent, "message": {"id": "m", "model": model}})
     assert reader.usage.model == "large"
@@ -147,14 +147,14 @@ def test_a_total_is_the_calls_own_in_old_versions_and_nobodys_turn_in_new_ones()
     assert recorded("claude", "resume_json")["stdout"].count('"total_cost_usd": 0.000279')
     assert recorded("claude197", "resume_json")["stdout"].count('"total_cost_usd": 0.0001395')
     for version, cost in (("2.1.197", 0.0001395), ("2.1.330", None), ("", None), ("x.y", None)):
-        resumed = PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True))
+        resumed = PROGRAM.reader(AgentCall(folder=Path("/nowhere"), resume=True))
         resumed.read({"type": "system", "subtype": "init", "claude_code_version": version})
         seen = read(resumed, recorded("claude197", "resume_json")["stdout"], ProcessEnd(0))
         assert seen.answered is not None and seen.answered.usage == Usage(16, 7, cost, cache_read_tokens=5), version
 
 
 def test_the_first_result_is_not_the_last_word_while_something_works_in_the_background() -> None:
-    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    reader = PROGRAM.reader(AgentCall(folder=Path("/nowhere")))
     finals: list[tuple[int, str]] = []
     lines = recorded("claude", "background_stream")["stdout"].splitlines()
     for number, line in enumerate(lines):
@@ -167,7 +167,7 @@ def test_the_first_result_is_not_the_last_word_while_something_works_in_the_back
             assert not reader.is_final
     assert len(finals) == 2
     for status, is_answer in ((0, True), (-9, False), (143, False), (None, False)):
-        reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+        reader = PROGRAM.reader(AgentCall(folder=Path("/nowhere")))
         seen = read(reader, "\n".join(lines[: finals[0][0] + 1]), ProcessEnd(status))
         assert (seen.answered is not None) == is_answer
         assert is_answer or (seen.error is not None and seen.error.continues_session)
@@ -176,7 +176,7 @@ def test_the_first_result_is_not_the_last_word_while_something_works_in_the_back
 def test_results_of_work_in_the_background_add_up() -> None:
     result = json.loads(recorded("claude", "tool_stream")["stdout"].splitlines()[-1])
     stdout = "\n".join(json.dumps({**result, "result": text}) for text in ("first", "last"))
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(0))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), stdout, ProcessEnd(0))
     assert seen.answered is not None
     assert (seen.answered.text, seen.answered.usage) == ("last", TWO + TWO)
 
@@ -184,7 +184,7 @@ def test_results_of_work_in_the_background_add_up() -> None:
 @pytest.mark.parametrize("lines", [1, 2, 3, 6, 9])
 def test_a_cut_turn_says_what_is_known_of_it(lines: int) -> None:
     stdout = "\n".join(recorded("claude", "resume_stream")["stdout"].splitlines()[:lines])
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"), resume=True)), stdout, ProcessEnd(-9))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"), resume=True)), stdout, ProcessEnd(-9))
     assert seen.error is not None and seen.error.kind is ErrorKind.CRASHED
     # Neither the announcement nor that a request is made shows that the session holds the prompt.
     assert seen.error.continues_session == (seen.reader.session_id is not None) == (lines > 2)
@@ -222,7 +222,7 @@ API_ERROR: dict[str, Any] = {
     ],
 )
 def test_kinds_that_no_recording_has(fields: dict[str, Any], kind: ErrorKind, wait: float | None) -> None:
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(API_ERROR | fields), ProcessEnd(1))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), json.dumps(API_ERROR | fields), ProcessEnd(1))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.retry_after) == (kind, wait)
 
@@ -232,7 +232,7 @@ def test_a_cut_turn_counts_what_the_cache_keeps_for_an_hour() -> None:
     usage = {"input_tokens": 8, "cache_creation_input_tokens": 512, "cache_creation": created, "output_tokens": 7}
     begun = {"type": "message_start", "message": {"id": "m1", "model": "claude-sonnet-4-5", "usage": usage}}
     stdout = json.dumps({"type": "stream_event", "event": begun, "session_id": "s", "parent_tool_use_id": None})
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(-9))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), stdout, ProcessEnd(-9))
     assert seen.error is not None
     used = seen.error.usage
     assert (used.input_tokens, used.cache_write_tokens, used.cache_write_1h_tokens) == (520, 512, 412)
@@ -240,7 +240,7 @@ def test_a_cut_turn_counts_what_the_cache_keeps_for_an_hour() -> None:
 
 @pytest.mark.parametrize("thought", [400, 501])
 def test_reasoning_is_counted_within_the_output(thought: int) -> None:
-    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    reader = PROGRAM.reader(AgentCall(folder=Path("/nowhere")))
     usage = {"input_tokens": 8, "output_tokens": 500, "output_tokens_details": {"thinking_tokens": thought}}
     begun = {"type": "message_start", "message": {"id": "m1", "model": "claude-sonnet-4-5", "usage": usage}}
     reader.read({"type": "stream_event", "event": begun, "session_id": "s", "parent_tool_use_id": None})
@@ -253,7 +253,7 @@ def test_reasoning_is_counted_within_the_output(thought: int) -> None:
 @pytest.mark.parametrize(("said", "shown"), [("", "no words"), ("/exit isn't available", "/exit isn't available")])
 def test_what_it_says_without_asking_its_model_is_no_answer(said: str, shown: str) -> None:
     result = API_ERROR | {"is_error": False, "num_turns": 0, "result": said, "usage": {}, "modelUsage": {}}
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), ProcessEnd(0))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), json.dumps(result), ProcessEnd(0))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.continues_session) == (ErrorKind.INVALID_REQUEST, False)
     assert f"took the prompt for a command of its own and asked no model ({shown})" in seen.error.message
@@ -275,7 +275,7 @@ def test_the_end_of_a_usage_limit_is_taken_from_where_it_stands_as_a_number() ->
     harmless = {"type": "rate_limit_event", "rate_limit_info": {"status": "allowed_warning", "resetsAt": 5}}
     result = API_ERROR | {"api_error": "usage_limit_reached", "api_error_status": 429, "result": "resets 3pm"}
     stdout = "\n".join(json.dumps(event) for event in (harmless, limit, result))
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(1))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), stdout, ProcessEnd(1))
     assert seen.error is not None
     assert (seen.error.kind, seen.error.retry_after) == (ErrorKind.RATE_LIMITED, 90.0)
     assert seen.others == [("waiting", "usage limit reached")]
@@ -286,7 +286,7 @@ def _limited(*infos: dict[str, Any], result: str = "You've hit your weekly limit
     told = [{"type": "rate_limit_event", "rate_limit_info": info} for info in infos]
     last = API_ERROR | {"api_error": "usage_limit_reached", "api_error_status": 429, "result": result}
     stdout = "\n".join(json.dumps(event) for event in (*told, last))
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), stdout, ProcessEnd(1))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), stdout, ProcessEnd(1))
     assert seen.error is not None
     return seen.error.retry_after
 
@@ -326,7 +326,7 @@ def test_an_account_that_goes_on_beyond_its_limit_does_not_wait() -> None:
     event = {"type": "rate_limit_event", "rate_limit_info": over}
     answer = API_ERROR | {"is_error": False, "result": "done", "num_turns": 1}
     seen = read(
-        PROGRAM.reader(Call(folder=Path("/nowhere"))), "\n".join(map(json.dumps, (event, answer))), ProcessEnd(0)
+        PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), "\n".join(map(json.dumps, (event, answer))), ProcessEnd(0)
     )
     assert (seen.error, seen.others) == (None, [])
 
@@ -343,7 +343,7 @@ def test_what_a_subagent_says_is_no_answer_but_its_tools_are_seen() -> None:
     usage = {"input_tokens": 3, "output_tokens": 2}
     message = {"type": "assistant", "parent_tool_use_id": "t", "uuid": "u", "message": {"id": "m", "content": blocks}}
     message["message"] |= {"usage": usage}  # type: ignore[operator]
-    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    reader = PROGRAM.reader(AgentCall(folder=Path("/nowhere")))
     seen = read(reader, json.dumps(message), ProcessEnd(-9))
     assert [(output.kind, output.text) for output in seen.outputs] == [("tool", "Read: a \\x1bb")]
     assert (reader.usage, reader.last_whole) == (Usage(3, 2), None)
@@ -351,5 +351,5 @@ def test_what_a_subagent_says_is_no_answer_but_its_tools_are_seen() -> None:
 
 def test_a_key_in_a_message_is_not_repeated() -> None:
     result = API_ERROR | {"api_error_status": 401, "result": "API Error: 401 bad key sk-ant-api03-abcdefgh"}
-    seen = read(PROGRAM.reader(Call(folder=Path("/nowhere"))), json.dumps(result), ProcessEnd(1))
+    seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), json.dumps(result), ProcessEnd(1))
     assert seen.error is not None and seen.error.message == "Claude Code: API Error: 401 bad key ***"

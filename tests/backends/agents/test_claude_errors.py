@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plait.backends import ClaudeCodeBackend
-from plait.backends.agents.agent_output import Call, ProcessEnd
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd
 from plait.backends.agents.claude_code import kind_of_result
 from plait.errors import BackendError
 
@@ -80,7 +80,7 @@ def test_the_error_of_the_last_message_counts_without_a_status(error: str) -> No
 
 
 def test_the_last_message_of_a_turn_says_which_error_ended_it() -> None:
-    reader = ClaudeCodeBackend().reader(Call(Path("/nowhere")))
+    reader = ClaudeCodeBackend().reader(AgentCall(Path("/nowhere")))
     reader.read({"type": "assistant", "error": "billing_error"})
     reader.read({"type": "result", "subtype": "success", "is_error": True, "result": "no"})
     with pytest.raises(BackendError) as ended:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plait.backends.agents.agent_output import Call, ProcessEnd
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd
 from plait.backends.agents.codex import CodexBackend
 from plait.errors import BackendError, ErrorKind
 from plait.usage import Usage
@@ -57,7 +57,7 @@ def _replayed(name: str) -> Seen:
 
 
 def _read(*events: dict[str, Any], status: int = 1, stderr: str = "", session: str | None = None) -> Seen:
-    call = Call(folder=Path("/nowhere"), session_id=session, resume=session is not None)
+    call = AgentCall(folder=Path("/nowhere"), session_id=session, resume=session is not None)
     return read(PROGRAM.reader(call), "\n".join(map(json.dumps, events)), ProcessEnd(status, stderr))
 
 
@@ -100,7 +100,7 @@ def test_a_usage_limit_ends_when_it_says() -> None:
     for name, seconds in (("usage_limit", 7200), ("usage_limit_days", 3 * 86_400)):
         events = recorded("codex", name)["stdout"].splitlines()
         recorded_at = int(json.loads(events[0])["thread_id"].replace("-", "")[:12], 16) / 1000  # a UUID of version 7
-        reader = CodexBackend(now=lambda at=recorded_at: at).reader(Call(folder=Path("/nowhere")))
+        reader = CodexBackend(now=lambda at=recorded_at: at).reader(AgentCall(folder=Path("/nowhere")))
         seen = read(reader, "\n".join(events), ProcessEnd(1))
         assert seen.error is not None and seen.error.retry_after == pytest.approx(seconds, abs=90)
 
@@ -206,13 +206,15 @@ SAFE = ['--config=sandbox_mode="read-only"', "--config=analytics.enabled=false"]
 def test_arguments_for_each_form_of_a_call(
     call: dict[str, Any], verbs: list[str], ends: list[str], tmp_path: Path
 ) -> None:
-    assert CodexBackend().arguments(Call(folder=tmp_path, **call)) == [*verbs, *ALWAYS, *SAFE, *ends]
+    assert CodexBackend().arguments(AgentCall(folder=tmp_path, **call)) == [*verbs, *ALWAYS, *SAFE, *ends]
     assert list(tmp_path.iterdir()) == []
 
 
 def _settings(program: CodexBackend, folder: Path) -> dict[str, Any]:
     """What `--config` says, read as TOML, each key as it stands."""
-    given = [one.removeprefix("--config=") for one in program.arguments(Call(folder)) if one.startswith("--config=")]
+    given = [
+        one.removeprefix("--config=") for one in program.arguments(AgentCall(folder)) if one.startswith("--config=")
+    ]
     pairs = [one.split("=", 1) for one in given]
     return {key: tomllib.loads(f"value = {value}")["value"] for key, value in pairs}
 
@@ -227,7 +229,7 @@ def test_every_option_becomes_a_setting(tmp_path: Path) -> None:
         api_key_env="MY_KEY",
         config={"model_reasoning_effort": "high", "t": {"web search": [True, 1.5, "x"]}, "sandbox_mode": "read-only"},
     )
-    assert "--model=m" in program.arguments(Call(tmp_path))
+    assert "--model=m" in program.arguments(AgentCall(tmp_path))
     assert "MY_KEY" in program.passes
     assert _settings(program, tmp_path) == {
         "sandbox_mode": "read-only",  # given in `config`, which has the last word
@@ -273,14 +275,14 @@ def test_it_is_given_the_schemas_that_its_server_takes(schema: dict[str, Any], t
 
 
 def test_a_schema_goes_into_a_file(tmp_path: Path) -> None:
-    arguments = CodexBackend().arguments(Call(tmp_path, output_schema=CLOSED))
+    arguments = CodexBackend().arguments(AgentCall(tmp_path, output_schema=CLOSED))
     assert f"--output-schema={tmp_path}/schema.json" in arguments
     assert json.loads((tmp_path / "schema.json").read_text()) == CLOSED
 
 
 def test_a_cut_turn_with_a_tool_at_work_goes_on() -> None:
     events = recorded("codex", "tool")["stdout"].splitlines()
-    reader = PROGRAM.reader(Call(folder=Path("/nowhere")))
+    reader = PROGRAM.reader(AgentCall(folder=Path("/nowhere")))
     seen = read(reader, "\n".join(events[:4]), ProcessEnd(-15))
     assert isinstance(seen.error, BackendError)
     assert (seen.error.kind, seen.error.continues_session) == (ErrorKind.CRASHED, True)

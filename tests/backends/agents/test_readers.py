@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends import ClaudeCodeBackend, CodexBackend
-from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, no_outcome, safe_line
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd, Reader, TurnAnswer, no_outcome, safe_line
 from plait.backends.json_fields import number
 from plait.errors import BackendError
 from plait.safe_text import shown
@@ -24,7 +24,11 @@ PROGRAMS = {
     "claude197": ClaudeCodeBackend(now=lambda: NOW),
     "codex": CodexBackend(now=lambda: NOW),
 }
-CALLS = (Call(Path("/nowhere")), Call(Path("/nowhere"), session_id="s", resume=True), Call(Path("/nowhere"), forks="p"))
+CALLS = (
+    AgentCall(Path("/nowhere")),
+    AgentCall(Path("/nowhere"), session_id="s", resume=True),
+    AgentCall(Path("/nowhere"), forks="p"),
+)
 EVENTS = [
     (cli, event)
     for cli in PROGRAMS
@@ -81,7 +85,9 @@ def bent_events(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     return cli, bent
 
 
-def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
+def _check(
+    make: Callable[[AgentCall], Reader], call: AgentCall, events: list[dict[str, Any]], ending: ProcessEnd
+) -> None:
     reader = make(call)
     for event in events:
         for output in reader.read(event):
@@ -107,14 +113,14 @@ def _check(make: Callable[[Call], Reader], call: Call, events: list[dict[str, An
 
 @settings(max_examples=size(15, 60))
 @given(st.sampled_from(sorted(PROGRAMS)), st.sampled_from(CALLS), st.lists(OBJECTS, max_size=4), ENDINGS)
-def test_any_objects_are_read(cli: str, call: Call, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
+def test_any_objects_are_read(cli: str, call: AgentCall, events: list[dict[str, Any]], ending: ProcessEnd) -> None:
     _check(PROGRAMS[cli].reader, call, events, ending)
 
 
 @settings(max_examples=100)
 @given(bent_events(), st.sampled_from(CALLS), ENDINGS)
 def test_events_with_a_wrong_value_somewhere_are_read(
-    bent: tuple[str, dict[str, Any]], call: Call, ending: ProcessEnd
+    bent: tuple[str, dict[str, Any]], call: AgentCall, ending: ProcessEnd
 ) -> None:
     cli, event = bent
     _check(PROGRAMS[cli].reader, call, [event, event], ending)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plait.backends import ClaudeCodeBackend, Output
-from plait.backends.agents.agent_output import Call, ProcessEnd, SchemaRefused
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd, SchemaRefused
 from tests.support.agents.homes import Home, send
 
 PAIR = {"type": "object", "properties": {"pair": {"type": "array", "prefixItems": [{"type": "integer"}]}}}
@@ -60,7 +60,7 @@ def test_claude_code_is_given_the_schemas_that_its_server_takes_for_a_tool(schem
 
 
 def test_a_schema_that_the_server_refuses_is_told_in_words_too() -> None:
-    reader = ClaudeCodeBackend().reader(Call(Path("/nowhere"), output_schema=OPEN))
+    reader = ClaudeCodeBackend().reader(AgentCall(Path("/nowhere"), output_schema=OPEN))
     said = "API Error: 400 tools.7.custom.input_schema: JSON schema is invalid"
     result = {"type": "result", "subtype": "success", "is_error": True, "api_error_status": 400, "result": said}
     reader.read(json.loads(json.dumps(result)))

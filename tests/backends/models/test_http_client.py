@@ -18,7 +18,7 @@ import pytest
 
 from plait.backends import ConversationRequest, OpenAIBackend
 from plait.backends.models import http_client
-from plait.backends.models.local_model import _Server
+from plait.backends.models.local_model import _LlamaServer
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.support.remotes import Remote, dialect, make
 from tests.support.wire import Answer, ChatCompletions, Dialect, Exchange, events, hang_up, plain, serve
@@ -293,7 +293,7 @@ async def test_no_proxy_comes_between_plait_and_its_own_server(no_proxies: pytes
     no_proxies.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     async with serve(events(WIRE.parts("x"))) as server:
         assert (await failure(make(WIRE, server.url))).kind is ErrorKind.TRANSIENT
-        assert await say(_Server(mock.Mock(), "key", "m", base_url=f"{server.url}/v1")) == "x"
+        assert await say(_LlamaServer(mock.Mock(), "key", "m", base_url=f"{server.url}/v1")) == "x"
 
 
 @pytest.mark.parametrize("proxy", ["nonsense://here", "socks5://127.0.0.1:1080", "http://", "http://h:x"])

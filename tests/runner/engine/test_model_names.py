@@ -12,7 +12,7 @@ import pytest
 
 from plait import DAG, ParallelRunner, Retry, Task
 from plait.backends import CodexBackend, ConversationRequest, Reply, Usage
-from plait.backends.agents.agent_output import Call, ProcessEnd
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd
 from plait.errors import BackendError, ErrorKind
 from plait.persistence import MemoryStore, SQLiteStore
 from tests.support.agents.homes import Home, send
@@ -69,7 +69,7 @@ def test_a_sum_has_the_last_one() -> None:
 
 
 def test_codex_is_taken_at_its_word_for_the_model_it_was_given(tmp_path: Path) -> None:
-    reader = CodexBackend(model="gpt-x").reader(Call(tmp_path))
+    reader = CodexBackend(model="gpt-x").reader(AgentCall(tmp_path))
     reader.read({"type": "turn.completed", "usage": {"input_tokens": 5, "output_tokens": 3}})
     assert reader.end(ProcessEnd(0)).usage == Usage(5, 3, model="gpt-x")
 

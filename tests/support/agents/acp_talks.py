@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.backends.agents.acp_machine import AcpMachine, TurnGoals
-from plait.backends.agents.agent_output import Call, ProcessEnd, TurnAnswer
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd, TurnAnswer
 from plait.backends.agents.cli_agent import whole_turn
 from plait.backends.backend_protocol import Output
 from plait.errors import BackendError
@@ -104,7 +104,7 @@ def hold(talk: AcpMachine, messages: list[Any], ending: ProcessEnd = ENDED) -> H
 
 def talk_of(turn: Recorded, goals: TurnGoals = AIMS) -> AcpMachine:
     resume = turn.opened_with == "session/load"
-    call = Call(NOWHERE, turn.session if resume else None, resume=resume)
+    call = AgentCall(NOWHERE, turn.session if resume else None, resume=resume)
     # So that what is recorded of loading is an answer to what we ask.
     holds = ("first TURN-A",) if resume else ()
     return AcpMachine(call, replace(goals, prompt=turn.prompt, holds=holds), lambda: NOW)
@@ -140,4 +140,4 @@ def failed(error: Any, identity: int = 7) -> dict[str, Any]:
 
 
 def new_talk(**goals: Any) -> AcpMachine:
-    return AcpMachine(Call(NOWHERE), replace(AIMS, **goals), lambda: NOW)
+    return AcpMachine(AgentCall(NOWHERE), replace(AIMS, **goals), lambda: NOW)

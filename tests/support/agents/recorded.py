@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from plait.backends.agents.agent_output import Call, ProcessEnd, Reader, TurnAnswer, outputs_of, read_line
+from plait.backends.agents.agent_output import AgentCall, ProcessEnd, Reader, TurnAnswer, outputs_of, read_line
 from plait.backends.agents.cli_agent import whole_turn
 from plait.backends.backend_protocol import Output
 from plait.errors import BackendError
 
 ROOT = Path(__file__).parent.parent.parent / "fixtures" / "agent-clis"
 NOW = 1_795_000_000.0
-MakeReader: TypeAlias = Callable[[Call], Reader]
+MakeReader: TypeAlias = Callable[[AgentCall], Reader]
 
 
 @dataclass
@@ -52,7 +52,7 @@ def replay(make: MakeReader, cli: str, name: str) -> Seen:
     resumes = "resume" in words and not forks
     # Codex takes it last but for the prompt, the others right after the word.
     session = (words[-2] if cli == "codex" else words[words.index("resume") + 1]) if resumes else None
-    call = Call(folder=Path("/nowhere"), session_id=session, resume=resumes, forks="x" if forks else None)
+    call = AgentCall(folder=Path("/nowhere"), session_id=session, resume=resumes, forks="x" if forks else None)
     return read(make(call), turn["stdout"], ProcessEnd(turn["exit_code"], turn["stderr"]))
 
 
