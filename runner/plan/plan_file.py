@@ -167,7 +167,7 @@ class Plan:
         room = min(max(spec.context - spec.max_tokens, 1) * _CHARACTERS_A_TOKEN for spec in local)
         limits = replace(self.policy.limits, shown=room, plain=any(spec.gguf is None for spec in local))
         policy = OrchestratorPolicy(self.policy.goal, limits, self.policy.team)
-        dag = orchestrator_dag(policy, self.dag.name, self.dag.inputs, self.dag.growth)
+        dag = _orchestrator_dag(policy, self.dag.name, self.dag.inputs, self.dag.growth)
         return replace(self, policy=policy, dag=dag)
 
 
@@ -273,22 +273,16 @@ def _work(
     if part.growth is not None:
         growth = GrowthLimits(part.growth.max_tasks, part.growth.max_depth, supplied.pilot)
     if part.orchestrate is not None:
-        policy = orchestrator_of(part.orchestrate, part.defaults, values, source)
-        return (None if policy is None else orchestrator_dag(policy, name, values, growth)), policy
+        policy = _orchestrator(part.orchestrate, part.defaults, values, source)
+        return (None if policy is None else _orchestrator_dag(policy, name, values, growth)), policy
     if part.workflow:
-        workflow = workflow_of(part, name, source)
-        return (None if workflow is None else workflow_dag(workflow, values, growth, source)), workflow
+        return _workflow(part, name, values, growth, source)
     if not part.tasks and source.problems:
         return None, None
     tasks = PlanTasks(part, values, source, supplied.folder, functions=functions)
     if (dag := tasks.dag(name, growth)) is not None:
         play.report(dag, tasks.origins, source)
-    if not part.follow_ups:
-        return dag, None
-    follow_ups = follow_ups_of(part, source)
-    if dag is not None and follow_ups is not None:
-        check_follow_ups(follow_ups, dag, source)
-    return dag, follow_ups
+    return dag, _follow_ups(part, dag, source) if part.follow_ups else None
 
 
 def _shape(source: Source, folder: Path | None) -> PlanPart | None:
@@ -765,8 +759,12 @@ def _module_file(module: str) -> tuple[Path | None, str | None]:
 # check therefore assumes that every task of the plan has completed and validates the resulting follow-ups.
 
 
-def workflow_of(plan: PlanPart, name: str, source: Source) -> Workflow | None:
-    """Return the policy of the plan; None with mistakes. Problems are added to `source.problems`."""
+def _workflow(
+    plan: PlanPart, name: str, inputs: Mapping[str, JsonValue], growth: GrowthLimits | None, source: Source
+) -> tuple[DAG | None, Workflow | None]:
+    """Return the initial DAG of a run, the first step, and the policy of the plan. Mistakes of all steps are added to
+    `source.problems`.
+    """
     before, parts = len(source.problems), plan.workflow
     if "failure_mode" in plan.defaults.model_fields_set:
         message = "applies to `tasks`; a step of `workflow` has on_error, so leave it out"
@@ -775,21 +773,15 @@ def workflow_of(plan: PlanPart, name: str, source: Source) -> Workflow | None:
     for index, key, message in step_problems([(part.name, part.continues) for part in parts]):
         source.complain(("workflow", index, key), message)
     if len(source.problems) > before:
-        return None
-    return Workflow([step for step in steps if step is not None], name=name)
-
-
-def workflow_dag(
-    workflow: Workflow, inputs: Mapping[str, JsonValue], growth: GrowthLimits | None, source: Source
-) -> DAG | None:
-    """Return the initial DAG of a run: the first step. Problems of all steps are added to `source.problems`."""
+        return None, None
+    workflow = Workflow([step for step in steps if step is not None], name=name)
     try:
         first = workflow.dag(inputs)
     except DAGError as error:
         for problem in error.problems:
             _report(problem, workflow, source)
-        return None
-    return DAG(first.tasks, name=first.name, inputs=inputs, growth=growth)
+        return None, workflow
+    return DAG(first.tasks, name=first.name, inputs=inputs, growth=growth), workflow
 
 
 def _step(part: StepPart, path: Where, plan: PlanPart, source: Source) -> Step | None:
@@ -828,7 +820,7 @@ def _report(problem: Problem, workflow: Workflow, source: Source) -> None:
     source.complain(path, message, line=problem.line)
 
 
-def orchestrator_of(
+def _orchestrator(
     part: OrchestratePart, defaults: DefaultsPart, inputs: Mapping[str, JsonValue], source: Source
 ) -> OrchestratorPolicy | None:
     """Return the policy of the plan; None with mistakes. Problems are added to `source.problems`."""
@@ -846,7 +838,7 @@ def orchestrator_of(
     return OrchestratorPolicy(goal, LoopLimits(part.max_iterations, part.reflect_every, part.max_tasks), team)
 
 
-def orchestrator_dag(
+def _orchestrator_dag(
     policy: OrchestratorPolicy, name: str, inputs: Mapping[str, JsonInput], growth: GrowthLimits | None
 ) -> DAG:
     """Return the initial DAG of a run. A run without a name has the beginning of the goal as its name."""
@@ -879,8 +871,10 @@ def _goal(text: str, inputs: Mapping[str, JsonValue], source: Source) -> str:
     return goal
 
 
-def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
-    """Return the policy of the plan; None without follow-ups. Problems are added to `source.problems`."""
+def _follow_ups(part: PlanPart, dag: DAG | None, source: Source) -> FollowUps | None:
+    """Return the policy of the plan; None with mistakes. Those of the graph with all follow-ups, too, are added to
+    `source.problems`.
+    """
     before = len(source.problems)
     chains: dict[str, list[FollowUp]] = {}
     for index, chain in enumerate(part.follow_ups):
@@ -899,18 +893,16 @@ def follow_ups_of(part: PlanPart, source: Source) -> FollowUps | None:
         # Tasks added later may have roles not present now.
         if chain.after not in existing and (hint := nearest(chain.after, existing)):
             source.complain(("follow_ups", index, "after"), f"no task has the role {chain.after!r}{hint}")
-    return FollowUps(chains) if chains and len(source.problems) == before else None
-
-
-def check_follow_ups(follow_ups: FollowUps, dag: DAG, source: Source) -> None:
-    """Report the problems of the graph after the addition of all follow-ups."""
+    if dag is None or len(source.problems) > before:
+        return None
+    follow_ups = FollowUps(chains)
     for task, after, index, problem in follow_ups.mistakes(dag):
         if task.id in dag.inputs:
             source.complain(("inputs",), f"input {task.id!r} is also the id of a follow-up; rename the input")
             continue
-        chain = list(follow_ups.chains()).index(after)
-        path = ("follow_ups", chain, "steps", index, *((problem.field,) if problem.field else ()))
+        path = ("follow_ups", list(chains).index(after), "steps", index, *((problem.field,) if problem.field else ()))
         source.complain(path, problem.message, line=problem.line)
+    return follow_ups
 
 
 def _made(step: FollowUpPart, path: Where, part: PlanPart, source: Source) -> FollowUp | None:
