@@ -18,8 +18,8 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -590,16 +590,6 @@ class SessionInUse(BackendError):  # noqa: N818
         self.holder = holder
 
 
-@contextmanager
-def _writing(path: Path) -> Generator[None]:
-    """Raise BackendError (transient) in place of an OSError: there may be room again at the next attempt."""
-    try:
-        yield
-    except OSError as error:
-        message = f"the session cannot be locked, because {path} cannot be written: {error.strerror or error}"
-        raise BackendError(ErrorKind.TRANSIENT, message) from error
-
-
 class Sessions:
     """The sessions of one kind of agent. The files are in `folder`, created for the current user only."""
 
@@ -614,31 +604,29 @@ class Sessions:
         If another process holds the lock, `on_wait` is called with a description of the holder. Raises SessionInUse
         after `patience` seconds, and BackendError (transient) if the file cannot be written, as on a full disk.
         """
-        path = self._path(session_id, "lock")
-        with _writing(path):
-            private_folder(self._folder)
-            descriptor = lock_file(path)
-        until = anyio.current_time() + patience
-        waits = False
-        while descriptor is None:
-            with _writing(path):
-                who = path.read_bytes()[:32].decode("ascii", "replace").strip()
-            holder = f"session {session_id} is in use" + (f" by process {who} or its agent" if who else "")
-            if anyio.current_time() >= until:
-                raise SessionInUse(holder)
-            if not waits:
-                on_wait(holder)
-                waits = True
-            await anyio.sleep(_LOOK)
-            with _writing(path):
-                descriptor = lock_file(path)
+        path, until = self._path(session_id, "lock"), anyio.current_time() + patience
+        waits, descriptor = False, None
         try:
-            with _writing(path):
+            try:
+                private_folder(self._folder)
+                while (descriptor := lock_file(path)) is None:
+                    who = path.read_bytes()[:32].decode("ascii", "replace").strip()
+                    holder = f"session {session_id} is in use" + (f" by process {who} or its agent" if who else "")
+                    if anyio.current_time() >= until:
+                        raise SessionInUse(holder)
+                    if not waits:
+                        on_wait(holder)
+                        waits = True
+                    await anyio.sleep(_LOOK)
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            except OSError as error:  # there may be room again at the next attempt
+                message = f"the session cannot be locked, because {path} cannot be written: {error.strerror or error}"
+                raise BackendError(ErrorKind.TRANSIENT, message) from error
             yield descriptor
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def spent(self, session_id: str) -> Usage | None:
         """Return the cost of the session so far, as counted by its program; None if unknown."""
