@@ -147,8 +147,6 @@ _CODE = re.compile(
     r"|\x1b\[[0-?]*[ -/]*[@-~]"
     r"|\x1b[ -/]*[0-~]"
 )
-_CODE_IN_ONE_BYTE = re.compile(r"[\x90\x9d][^\x07\x90\x9c\x9d]*[\x07\x9c]|\x9b[0-?]*[ -/]*[@-~]")
-"""Codes that begin with a character which JSON may hold as it is."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]+")
 """Control characters, which JSON never holds but as white space."""
 _OBJECT = re.compile(r'\{[\x00-\x20]*["}]')
@@ -206,7 +204,7 @@ def _among_noise(line: str) -> list[Mapping[str, JsonValue]]:
     visible, at, is_clean = _CODE.sub("\r", _COLOUR.sub("", line)), 0, False
     events: list[Mapping[str, JsonValue]] = []
     while begin := _OBJECT.search(visible, at):
-        before = _CONTROL.split(_CODE_IN_ONE_BYTE.sub("\r", visible[at : begin.start()]))[-1]
+        before = _CONTROL.split(visible[at : begin.start()])[-1]
         if not _SPINNER.fullmatch(before):
             break
         try:
