@@ -211,8 +211,8 @@ def _build(
     if names_default:
         _name_default(part)
     play = Play()
-    files = (folder / Path(source.file).name,)
-    CalledPlans(part, play, names_default=names_default).write_out(part, source, files)
+    file = folder / "<plan>" if path.is_dir() else path  # a plan from text is in no file
+    CalledPlans(part, play, names_default=names_default).write_out(part, source, (file,))
     if not names_default and _runs_commands(part):
         part.backends.setdefault(COMMAND_BACKEND, CommandSpec(kind="command"))
     _check_backends(part, source)
