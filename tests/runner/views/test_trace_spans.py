@@ -126,5 +126,5 @@ def test_the_endpoint_of_the_environment() -> None:
     assert found({"OTEL_EXPORTER_OTLP_ENDPOINT": "https://c.example/otlp/"}).url == "https://c.example/otlp/v1/traces"
     named = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b/t"}
     assert found(named).url == "http://b/t"
-    with pytest.raises(PlaitError, match="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT begins with ftp:"):
+    with pytest.raises(PlaitError, match="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT does not begin with http"):
         found({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "ftp://b/t"})
