@@ -145,8 +145,6 @@ class DaskSession(HostSession):
         self._address = address
         self._workers: dict[str, WorkerConnection] = {}
         self._following = anyio.CancelScope()
-        self._is_scheduler_tried = False
-        """Whether the scheduler has answered, or one attempt to connect to it has failed."""
         self._has_answered = False
         """Whether the scheduler has answered."""
         for name in run.adopted:
@@ -172,6 +170,11 @@ class DaskSession(HostSession):
                 connection.lose_worker(self._missing(name))
         return self._workers[name]
 
+    @property
+    def _is_scheduler_tried(self) -> bool:
+        """Whether the scheduler has answered, or one attempt to connect to it has failed."""
+        return self._has_answered or bool(self.problem)
+
     def _has_asked(self) -> bool:
         return self._is_scheduler_tried and super()._has_asked()
 
@@ -182,9 +185,10 @@ class DaskSession(HostSession):
                     async with connected(self._address) as cluster:
                         while True:
                             workers = await cluster.workers()
-                            self.problem, self._has_answered = "", True
+                            self.problem = ""
                             for worker in reversed(workers):  # the first of several with one name counts
                                 self.connection(worker.name).use_worker(cluster, worker)
+                            self._has_answered = True
                             self._lose_others({worker.name for worker in workers})
                             await anyio.sleep(_POLL_S)
                 except HostUnreachable as error:
@@ -193,7 +197,6 @@ class DaskSession(HostSession):
                 await anyio.sleep(_RETRY_S)
 
     def _lose_others(self, names: Collection[str]) -> None:
-        self._is_scheduler_tried = True
         for connection in self._workers.values():
             if connection.name not in names:
                 connection.lose_worker(self._missing(connection.name))

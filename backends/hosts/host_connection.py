@@ -3,7 +3,7 @@
     connecting -> connected -> away -> connecting -> ...        refused: another version, or another owner
 
 A broken connection is made again and ends no attempt. Each attempt on the host reads a frame `lost`, and decides how
-long to wait. Outside of any run, `probe_hosts` asks hosts for their state.
+long to wait. Outside of any run, `ReachableHost` asks a host for its state.
 """
 
 from __future__ import annotations
@@ -494,6 +494,24 @@ class _ProcessChannel:
 # no fence is taken.
 
 
+_PROBE_S = 30.0
+"""Seconds for a host to answer a probe."""
+
+
+@value
+class HostState:
+    """The state of a host."""
+
+    name: str
+    slots: int
+    at_work: int | None = None
+    """The attempts under way on the host, of all runs; None if the host does not answer."""
+    version: str | None = None
+    """The version of plait there; None if the host does not answer."""
+    problem: str | None = None
+    """Why no attempt can be placed on the host; None if attempts can."""
+
+
 @value
 class ReachableHost:
     """A host."""
@@ -521,60 +539,23 @@ class ReachableHost:
             await channel.close()
         return bytes(output), channel
 
-
-_PROBE_S = 30.0
-"""Seconds for a host to answer a probe."""
-
-
-@value
-class HostState:
-    """The state of a host."""
-
-    name: str
-    slots: int
-    at_work: int | None = None
-    """The attempts under way on the host, of all runs; None if the host does not answer."""
-    version: str | None = None
-    """The version of plait there; None if the host does not answer."""
-    problem: str | None = None
-    """Why the host cannot be used; None if it can."""
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether attempts can be placed on the host."""
-        return self.problem is None
-
-
-async def probe_hosts(hosts: Sequence[ReachableHost]) -> list[HostState]:
-    """Return the state of each host, in the order given. All are asked at once."""
-    states: dict[int, HostState] = {}
-
-    async def probe(index: int, host: ReachableHost) -> None:
-        states[index] = await _state_of(host)
-
-    async with anyio.create_task_group() as group:
-        for index, host in enumerate(hosts):
-            group.start_soon(probe, index, host)
-    return [states[index] for index in range(len(hosts))]
-
-
-async def _state_of(host: ReachableHost) -> HostState:
-    question = frame_line({"op": "probe"})
-    try:
-        with anyio.fail_after(_PROBE_S):
-            output, ended = await host.run(("host",), question)
-    except TimeoutError:
-        return HostState(host.name, host.slots, problem=f"away: no answer within {_PROBE_S:g} s")
-    except HostUnreachable as error:
-        return HostState(host.name, host.slots, problem=f"away: {error}")
-    first = output.partition(b"\n")[0]
-    try:
-        frame = read_frame(first)
-        if frame["op"] == "refused":
-            return HostState(host.name, host.slots, problem=one_line(str(frame["message"])))
-        theirs, at_work = str(frame["version"]), int(frame["at_work"])
-    except (KeyError, TypeError, ValueError):
-        why = foreign_output(first) if first else ended.errors or f"plait host exited with {ended.code}"
-        return HostState(host.name, host.slots, problem=f"away: {why}")
-    ours = version("plait")
-    return HostState(host.name, host.slots, at_work, theirs, None if theirs == ours else differs(theirs, ours))
+    async def probe(self) -> HostState:
+        """Return the state of the host."""
+        try:
+            with anyio.fail_after(_PROBE_S):
+                output, ended = await self.run(("host",), frame_line({"op": "probe"}))
+        except TimeoutError:
+            return HostState(self.name, self.slots, problem=f"away: no answer within {_PROBE_S:g} s")
+        except HostUnreachable as error:
+            return HostState(self.name, self.slots, problem=f"away: {error}")
+        first = output.partition(b"\n")[0]
+        try:
+            frame = read_frame(first)
+            if frame["op"] == "refused":
+                return HostState(self.name, self.slots, problem=one_line(str(frame["message"])))
+            theirs, at_work = str(frame["version"]), int(frame["at_work"])
+        except (KeyError, TypeError, ValueError):
+            why = foreign_output(first) if first else ended.errors or f"plait host exited with {ended.code}"
+            return HostState(self.name, self.slots, problem=f"away: {why}")
+        ours = version("plait")
+        return HostState(self.name, self.slots, at_work, theirs, None if theirs == ours else differs(theirs, ours))

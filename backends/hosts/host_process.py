@@ -58,7 +58,7 @@ from plait.backends.process.files_and_locks import (
 from plait.backends.process.process_table import boot_id, send_signal, start_time
 from plait.backends.running_turn import Cancellation, Turn, in_turn, question_in
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
-from plait.json_form import JsonValue, as_json, from_json, value
+from plait.json_form import JsonValue, as_json, from_json
 from plait.safe_text import one_line
 from plait.task import Workspace
 
@@ -91,10 +91,11 @@ async def serve(build: Build, state: Path, version: str) -> None:
             return refuse("version", f"this host has plait {version}")
         folder = run_folder(state, hello["key"], hello["host"])
         slots = Slots(slots_folder(state, hello["pool"]), hello["resources"])
-        take_fence(folder, hello["epoch"])
+        if (highest := take_fence(folder, epoch := hello["epoch"])) > epoch:
+            return refuse(
+                "fenced", f"the run was claimed by another process: epoch {highest}, and this is epoch {epoch}"
+            )
         await sweep(folder, [attempt_folder(folder, attempt) for attempt in hello["keep"]])
-    except LowEpoch as error:
-        return refuse("fenced", str(error))
     except (ValueError, KeyError, TypeError, OSError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.strerror is not None:
@@ -403,18 +404,6 @@ _FENCE_S = 30 * 86400.0
 """Seconds after the end of a run for which its fence is kept."""
 
 
-class LowEpoch(Exception):  # noqa: N818 - reads as what it is
-    """Another owner has claimed the run at a higher epoch."""
-
-
-@value
-class _Holder:
-    epoch: int
-    boot: str
-    pid: int
-    started: str
-
-
 def state_folder() -> Path:
     """Return the folder for the files of attempts on this host: below XDG_STATE_HOME, else below ~/.local/state."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -436,20 +425,24 @@ def attempt_folder(run: Path, name: str) -> Path:
     return run.joinpath(task, attempt)
 
 
-def take_fence(folder: Path, epoch: int) -> None:
-    """Make this process the host process of the run, and end the one before. Raise LowEpoch if the epoch is too low."""
+def take_fence(folder: Path, epoch: int) -> int:
+    """Make this process the host process of the run, and end the one before, unless that has a higher epoch. Return the
+    epoch of the fence.
+    """
     private_folder(folder)
     with _locked(folder):
-        before = None
+        before = dict[str, Any]()
         with suppress(OSError, ValueError):
-            before = from_json(_Holder, json.loads((folder / _NAME).read_bytes()))
-        if before is not None and before.epoch > epoch:
-            raise LowEpoch(f"the run was claimed by another process: epoch {before.epoch}, and this is epoch {epoch}")
-        if before is not None and before.boot == boot_id() and before.pid != os.getpid():
-            _end_holder(before)
-        holder = _Holder(epoch, boot_id(), os.getpid(), start_time(os.getpid()) or "")
-        replace_file(folder / _NAME, json.dumps(as_json(holder)))
+            before = json.loads((folder / _NAME).read_bytes())
+            if before["epoch"] > epoch:
+                return int(before["epoch"])
+        pid = os.getpid()
+        if before and before["boot"] == boot_id() and before["pid"] != pid and before["started"].isdecimal():
+            _kill(before["pid"], before["started"])
+        holder = {"epoch": epoch, "boot": boot_id(), "pid": pid, "started": start_time(pid) or ""}
+        replace_file(folder / _NAME, json.dumps(holder))
         (folder / _OVER).unlink(missing_ok=True)
+    return epoch
 
 
 def remove_attempts(state: Path, folder: Path) -> None:
@@ -480,13 +473,12 @@ def _locked(folder: Path) -> Generator[None]:
         os.close(descriptor)
 
 
-def _end_holder(holder: _Holder) -> None:
-    if not holder.started.isdecimal():
-        return
+def _kill(pid: int, started: str) -> None:
+    """End the process that has this id since the time `started`, and wait until it is gone."""
     until = time.monotonic() + _END_LIMIT
-    while start_time(holder.pid) == holder.started and time.monotonic() < until:
+    while start_time(pid) == started and time.monotonic() < until:
         with suppress(OSError):
-            send_signal(holder.pid, int(holder.started), signal.SIGKILL)
+            send_signal(pid, int(started), signal.SIGKILL)
         time.sleep(0.005)
 
 
@@ -512,8 +504,6 @@ class Slots:
         self._resources = resources
         self._locks: dict[str, tuple[Path, int]] = {}
         """The file and the descriptor of each attempt that has room."""
-        self._own: dict[Path, Mapping[str, float]] = {}
-        """What these attempts take, by file."""
 
     def take(self, attempt: str, needs: Mapping[str, float]) -> bool:
         """Take the resources that the attempt needs. Return False if too many are taken, also by other processes."""
@@ -526,16 +516,14 @@ class Slots:
             file = self._folder / f"{secrets.token_hex(8)}.json"
             descriptor = lock_file(file)
             assert descriptor is not None
-            self._locks[attempt], self._own[file] = (file, descriptor), needs
+            self._locks[attempt] = file, descriptor
             os.write(descriptor, json.dumps(needs).encode())
         return True
 
     def free(self, attempt: str) -> None:
         """Give up the room of the attempt, if any."""
-        lock = self._locks.pop(attempt, None)
-        if lock is not None:
+        if (lock := self._locks.pop(attempt, None)) is not None:
             file, descriptor = lock
-            del self._own[file]
             file.unlink(missing_ok=True)
             os.close(descriptor)
 
@@ -543,9 +531,7 @@ class Slots:
         """Return the resources taken by any process, and remove the files of those that were killed."""
         used = Counter[str]()
         for file in self._folder.glob("*.json"):
-            if file in self._own:
-                used.update(self._own[file])
-            elif is_locked(file):
+            if is_locked(file):
                 used.update(json.loads(file.read_bytes()))
             else:
                 file.unlink(missing_ok=True)

@@ -209,7 +209,7 @@ def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | Non
     """
     if hosts_file is not None:
         hosts, findings = anyio.run(check_hosts, hosts_file, store_path)
-        is_bad = not all(state.is_usable for _, state, _ in hosts)
+        is_bad = any(state.problem is not None for _, state, _ in hosts)
         if as_json:
             listed = [{"hosts": name, **asdict(state), "away_since": since} for name, state, since in hosts]
             print_json({"hosts": listed, "checks": list(map(asdict, findings))})

@@ -23,7 +23,7 @@ import anyio
 from plait.backends.agents.agent_catalog import AGENTS, Installed
 from plait.backends.backend_specs import DaskHostsPart, HostsPart
 from plait.backends.extras import install_command
-from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost, probe_hosts
+from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost
 from plait.backends.prices import list_version
 from plait.backends.process.child_manifest import AtWork, agents_at_work
 from plait.errors import StoreError
@@ -367,23 +367,24 @@ async def _visit(
     """Return the states of the hosts of the group, and the findings of `plait doctor` on each that can be used, all
     asked at once.
     """
+    states: dict[int, HostState] = {}
     findings: dict[int, list[Finding]] = {}
 
-    async def check(index: int, host: ReachableHost) -> None:
-        findings[index] = await _doctor(host)
+    async def visit(index: int, host: ReachableHost) -> None:
+        states[index] = await host.probe()
+        if states[index].problem is None:
+            findings[index] = await _doctor(host)
 
     try:
-        async with part.make().reachable(needs) as hosts:
-            states = await probe_hosts(hosts)
-            async with anyio.create_task_group() as beside:
-                for index, (host, state) in enumerate(zip(hosts, states, strict=True)):
-                    if state.is_usable:
-                        beside.start_soon(check, index, host)
-            none = "no worker that offers resources; start workers, with --resources"
-            states = states or [HostState(part.names[0], 0, problem=none)]
-            return states, [one for index in sorted(findings) for one in findings[index]]
+        async with part.make().reachable(needs) as hosts, anyio.create_task_group() as beside:
+            for index, host in enumerate(hosts):
+                beside.start_soon(visit, index, host)
     except HostUnreachable as error:
         return [HostState(part.names[0], 0, problem=f"away: {error}")], []
+    if not states:
+        none = "no worker that offers resources; start workers, with --resources"
+        return [HostState(part.names[0], 0, problem=none)], []
+    return [states[index] for index in sorted(states)], [one for index in sorted(findings) for one in findings[index]]
 
 
 async def _doctor(host: ReachableHost) -> list[Finding]:

@@ -17,7 +17,6 @@ from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import FunctionBackend
 from plait.backends.backend_specs import BackendSpec, placed, spec_description
 from plait.backends.hosts.host_backend import build_described, describe
-from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.hosts.host_session import slots_for
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.hosts import DaskHosts, SSHHosts
@@ -57,7 +56,7 @@ async def test_nothing_begins_on_a_worker_before_its_place_is_stored(cluster: Da
         group.start_soon(ParallelRunner(hosts.placed(functions.until_file), store=store).run, tasks(1, str(file)))
         await store.asked.wait()
         async with hosts.reachable() as reachable:  # by now the worker would have begun
-            assert {one.name: one.problem for one in await probe_hosts(reachable)} == {"m1": None, "m2": None}
+            assert {one.name: (await one.probe()).problem for one in reachable} == {"m1": None, "m2": None}
         assert not (tmp_path / "file.begun").exists()
         store.gate.set()
     assert (tmp_path / "file.begun").exists()
@@ -92,7 +91,7 @@ async def test_an_attempt_takes_the_resources_that_it_needs(cluster: DaskCluster
                 while not (tmp_path / "gate.begun").exists():  # noqa: ASYNC110
                     await anyio.sleep(0.01)
                 async with cluster.hosts().reachable() as reachable:
-                    states = await probe_hosts(reachable)
+                    states = [await host.probe() for host in reachable]
                 if len(placed) == 1:
                     assert {one.name: one.at_work for one in states} == {"m1": 0, "m2": 1}
                 gate.touch()
@@ -162,7 +161,7 @@ async def test_a_worker_may_have_any_name(tmp_path: Path) -> None:
         await cluster.ready()
         hosts = cluster.hosts()
         async with hosts.reachable() as reachable:
-            assert [(one.name, one.problem) for one in await probe_hosts(reachable)] == [("gpu-box-1-a", None)]
+            assert [(one.name, (await one.probe()).problem) for one in reachable] == [("gpu-box-1-a", None)]
         async with SQLiteStore(tmp_path / "runs.db") as store:
             result = await ParallelRunner(hosts.placed(functions.echo), store=store).run(tasks(1), "r")
             (placed,) = await store.list_events("r", kind=TaskPlaced.kind)

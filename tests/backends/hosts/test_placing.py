@@ -13,7 +13,6 @@ from plait import DAG, OpenQuestion, ParallelRunner, Retry, RunStatus, Task, Tas
 from plait.backends import CommandBackend, FunctionBackend
 from plait.backends.backend_protocol import Allowance
 from plait.backends.hosts.host_backend import SSHHost, SSHHosts
-from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.process.process_table import start_time
 from plait.events import TaskCompleted, TaskPlaced, TaskStarted
 from plait.persistence import Batch, MemoryStore, SQLiteStore
@@ -72,7 +71,7 @@ async def test_nothing_begins_on_a_host_before_its_place_is_stored(world: HostFo
         group.start_soon(ParallelRunner(hosts.placed(functions.until_file), store=store).run, tasks(1, str(file)))
         await store.asked.wait()
         async with hosts.reachable() as reachable:
-            (state,) = await probe_hosts(reachable)  # by now the host would have begun
+            state = await reachable[0].probe()  # by now the host would have begun
         assert (state.at_work, (tmp_path / "file.begun").exists()) == (1, False)
         store.gate.set()
     assert (tmp_path / "file.begun").exists()

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from plait import DAG, ParallelRunner, Task
-from plait.backends.hosts.host_connection import probe_hosts
 from plait.backends.hosts.host_process import Slots, slots_folder, slots_taken
 from tests.support.hosts import functions
 from tests.support.hosts.world import PLAIT, HostFolder
@@ -76,7 +75,7 @@ async def test_a_host_that_cannot_lock_files_says_where(tmp_path: Path, monkeypa
     slots = slots_in(world.folder / "m1" / "plait" / "hosts")
     slots.take("a/1", ONE)
     async with hosts.reachable() as reachable:
-        (state,) = await probe_hosts(reachable)
+        state = await reachable[0].probe()
     assert (state.problem or "").startswith("this host cannot lock files in ")
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from plait import ParallelRunner, RunStatus
 from plait.backends.hosts.host_backend import SSHHost, SSHHosts
-from plait.backends.hosts.host_connection import probe_hosts
 from plait.persistence import SQLiteStore
 from tests.support.agents.outliving import RUN
 from tests.support.hosts import sshd
@@ -59,7 +58,7 @@ async def test_agents_work_over_a_real_line_and_outlive_it(tmp_path: Path, serve
 async def test_a_real_host_is_looked_at(tmp_path: Path, server: psutil.Process) -> None:
     assert server.is_running()
     async with hosts_at(tmp_path).reachable() as hosts:
-        states = await probe_hosts(hosts)
+        states = [await host.probe() for host in hosts]
     assert [(one.name, one.at_work, one.problem) for one in states] == [
         ("m1", 0, None),
         ("m2", 0, None),
