@@ -11,7 +11,7 @@ from plait.backends.function_backend import as_backend
 from plait.errors import PlanError, PlanProblem
 from plait.json_form import JsonValue
 from plait.runner.client.create_run import new_run
-from plait.runner.client.run_backends import BackendOptions, BackendSet, backend_set_of_plan, required_backends
+from plait.runner.client.run_backends import BackendOptions, BackendSet, backend_set_of_plan
 from plait.runner.domain.run_result import RunResult
 from plait.runner.engine.run_options import DEFAULT_BACKEND, StoreOrPlace
 from plait.runner.plan import plan_file
@@ -57,8 +57,7 @@ class Plan(plan_file.Plan):
                 hosts=plan.hosts,
                 notify=plan.notify,
             )
-        fitted = plan.fitted_to(backend_set.specs, backend_set.default)
-        names = required_backends(fitted.dag, backend_set.default, policy=fitted.policy, known=backend_set.specs)
+        fitted, names = backend_set.fit(plan)
         own_backends = dict(backends) if isinstance(backends, Mapping) else {}
         if backends is not None and not isinstance(backends, Mapping):
             own_backends = {name: backends for name in names if not isinstance(plan.backends.get(name), CommandSpec)}

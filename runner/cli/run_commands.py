@@ -46,16 +46,15 @@ from plait.runner.client.run_backends import (
     TrustedBackends,
     backend_set_of_plan,
     backends_of_file_only,
+    named_plan,
     plan_has_changed,
     queue_run,
     repaired_prompts,
-    required_backends,
     result_task,
-    runs_of_plan,
 )
 from plait.runner.client.run_estimate import ANSWER_TOKENS, TOKEN_CHARACTERS, RunEstimate
 from plait.runner.client.run_worker import start_process
-from plait.runner.client.runs import Runs, RunsOfPlan, find_run
+from plait.runner.client.runs import Runs, find_run
 from plait.runner.engine.run_options import StorePlace, open_store
 from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_inputs import converted
@@ -128,11 +127,10 @@ async def _estimate(plan: Plan, backend_set: BackendSet, output: OutputOptions, 
     """Print what a run of `plan` would ask and cost, by the last run of the plan if there is one. Needs no key and no
     program. Return the exit code.
     """
-    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    plan, names = backend_set.fit(plan)
     place = output.store
     is_there = place is not None and not (isinstance(place, Path) and not place.exists())
     store = open_store(place, "read") if place is not None and is_there else None
-    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
     made = {name: one for name in names if name in backend_set.specs and (one := backend_set.unchecked(name))}
     # Opened are only those of which nothing is known otherwise, which tells the reason.
     async with backend_set.open([name for name in names if name not in made]) as others, store or nullcontext():
@@ -142,7 +140,7 @@ async def _estimate(plan: Plan, backend_set: BackendSet, output: OutputOptions, 
         like = None
         if store is not None:
             with suppress(RunNotFound):
-                like = (await find_run(store, "last", RunsOfPlan(plan.name, backend_set.plan))).run_id
+                like = (await find_run(store, "last", plan.name, backend_set.plan)).run_id
         estimate = await Runs(config).estimate(plan.dag, like=like, policy=plan.policy)
     return _print_estimate(estimate, output.as_json)
 
@@ -150,49 +148,47 @@ async def _estimate(plan: Plan, backend_set: BackendSet, output: OutputOptions, 
 async def _run_plan(plan: Plan, backend_set: BackendSet, output: OutputOptions, options: Mapping[str, Any]) -> int:
     """Run `plan`, with the answers of an earlier run where nothing changed. Return the exit code."""
     like, fresh, keep_answers, dry_run = (options[name] for name in ("like", "fresh", "keep_answers", "dry_run"))
-    plan = plan.fitted_to(backend_set.specs, backend_set.default)
+    plan, names = backend_set.fit(plan)
     if isinstance(plan.policy, OrchestratorPolicy):
         output = replace(output, result_of=ANSWER_ID)
     store = None
     if output.store is not None:
         store = open_store(output.store, "create" if like is None else "read" if dry_run else "existing")
     # The store is opened last, so that a missing backend leaves no empty store behind.
-    async with (
-        backend_set.options_for(
-            plan.dag,
-            plan.policy,
-            store,
-            concurrency=output.concurrency or plan.concurrency,
+    async with backend_set.open(names) as made:
+        config = backend_set.options(
+            made,
+            store=store,
+            concurrency=output.concurrency or plan.concurrency or backend_set.concurrency(),
             strict=options["strict"],
             park=options["park"],
             **_said_or_planned(plan, options),
-        ) as config,
-        store or nullcontext(),
-    ):
-        preview = None
-        if like is not None and store is not None:
-            earlier = await find_run(store, like, RunsOfPlan(plan.name, backend_set.plan))
-            look = partial(
-                Runs(config).preview_like, plan.dag, earlier.run_id, fresh=fresh, policy=plan.policy, record=earlier
-            )
-            preview = await look(keep_answers=keep_answers is not False)
-            if keep_answers is None:
-                keep_answers = not dry_run and not output.quiet and await _keep_or_ask_again(preview)
-                if not keep_answers and any(step.keeps_answer for step in preview.tasks):
-                    preview = await look(keep_answers=False)
-            effects = [] if options["again"] else backend_set.effects(preview, config.backends)
-            if (code := _announce_reuse(preview, effects, output, dry_run=dry_run)) is not None:
-                return code
-        run = new_run(
-            config,
-            plan.dag,
-            settings=backend_set.settings(),
-            policy=plan.policy,
-            like=preview,
-            fresh=fresh,
-            keep_answers=bool(keep_answers),
         )
-        return await follow_run(run, RunState(plan.dag.copy()), output, store)
+        async with store or nullcontext():
+            preview = None
+            if like is not None and store is not None:
+                earlier = await find_run(store, like, plan.name, backend_set.plan)
+                look = partial(
+                    Runs(config).preview_like, plan.dag, earlier.run_id, fresh=fresh, policy=plan.policy, record=earlier
+                )
+                preview = await look(keep_answers=keep_answers is not False)
+                if keep_answers is None:
+                    keep_answers = not dry_run and not output.quiet and await _keep_or_ask_again(preview)
+                    if not keep_answers and any(step.keeps_answer for step in preview.tasks):
+                        preview = await look(keep_answers=False)
+                effects = [] if options["again"] else backend_set.effects(preview, config.backends)
+                if (code := _announce_reuse(preview, effects, output, dry_run=dry_run)) is not None:
+                    return code
+            run = new_run(
+                config,
+                plan.dag,
+                settings=backend_set.settings(),
+                policy=plan.policy,
+                like=preview,
+                fresh=fresh,
+                keep_answers=bool(keep_answers),
+            )
+            return await follow_run(run, RunState(plan.dag.copy()), output, store)
 
 
 def _said_or_planned(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,8 +329,8 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
     output = replace(OutputOptions.of(options), result_of=task if only else None)
     files = FileOptions(options["plan"], options["backends"])
     async with open_store(options["store_path"], "read" if options["dry_run"] else "existing") as store:
-        of = runs_of_plan(files.plan) if options["run"] == "last" and files.plan is not None else None
-        record = await find_run(store, options["run"], of)
+        plan = named_plan(files.plan) if options["run"] == "last" and files.plan is not None else ()
+        record = await find_run(store, options["run"], *plan)
         edits = {"prompts": options["prompts"], "results": options["results"]}
         edits["inputs"] = _inputs(record, options["inputs"])
         trusted = TrustedBackends(store, files, note=print_note, concurrency=output.concurrency)

@@ -379,12 +379,19 @@ def print_failure(result: RunResult, store: StorePlace | None) -> None:
     """Print the one line with which a quiet run reports its end, with the command by which a run in `store` goes on."""
     why = _goes_on(result) if result.status is RunStatus.PARKED else result.error
     line = f"plait: run {result.run_id} is {result.status.value}" + (f": {why}" if why else "")
-    further = {RunStatus.WAITING_INPUT: "answer", RunStatus.INTERRUPTED: "resume"}.get(result.status)
-    if store is not None and result.status is RunStatus.PARKED:
-        line += f"; next: {command_line(store, 'wake')}"
-    elif store is not None and further is not None:
-        line += f"; next: {command_line(store, further, result.run_id)}"
+    if store is not None and (words := words_to_go_on(result.status, result.run_id)):
+        line += f"; next: {command_line(store, *words)}"
     print_note(line)
+
+
+def words_to_go_on(status: RunStatus, run_id: str) -> tuple[str, ...]:
+    """Return the words of the command by which a run with this status goes on; none for any other status."""
+    words = {
+        RunStatus.INTERRUPTED: ("resume", run_id),
+        RunStatus.WAITING_INPUT: ("answer", run_id),
+        RunStatus.PARKED: ("wake",),
+    }
+    return words.get(status, ())
 
 
 def _goes_on(result: RunResult) -> str:

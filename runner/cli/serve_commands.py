@@ -38,7 +38,6 @@ from plait.runner.client.run_backends import (
     FileOptions,
     TrustedBackends,
     backend_set_of_file,
-    queueing_options,
 )
 from plait.runner.client.run_worker import Worker
 from plait.runner.client.runs import Runs
@@ -109,7 +108,8 @@ def _make_runs(backend_set: BackendSet, made: Mapping[str, Backend], store: Stor
     """Return the runs: on the open backends `made`, or on none if the workers execute the runs."""
     concurrency = options["concurrency"] or backend_set.concurrency()
     if options["queues"]:
-        queueing = queueing_options(backend_set, backend_set.specs, store, concurrency)
+        unopened = backend_set.unopened(backend_set.specs)
+        queueing = backend_set.options(unopened, store=store, concurrency=concurrency)
         return Runs(queueing, source=TrustedBackends(store).for_run)
     return Runs(
         backend_set.options(

@@ -27,7 +27,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, read_plan, subcommand
 from plait.runner.cli.command_options import DIFF, GRAPH, LOG, SHOW
-from plait.runner.cli.run_report import STATUS_CODES, question_facts
+from plait.runner.cli.run_report import STATUS_CODES, question_facts, words_to_go_on
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
@@ -546,10 +546,9 @@ def _is_active(run: RunRecord, run_log: RunLog) -> bool:
 
 def _print_end(run: RunRecord, path: StorePlace) -> int:
     status = shown_status(run)
-    further = {RunStatus.INTERRUPTED: "resume", RunStatus.WAITING_INPUT: "answer", RunStatus.PARKED: "wake"}.get(status)
-    if further is not None:
+    if words := words_to_go_on(status, run.run_id):
         print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and no process works on it")
-        print_next(path, further, *([] if further == "wake" else [run.run_id]))
+        print_next(path, *words)
     return STATUS_CODES.get(status, CANCELLED)
 
 

@@ -30,7 +30,7 @@ from plait.runner.cli.terminal_output import (
     write_file,
 )
 from plait.runner.client.create_run import KEYED
-from plait.runner.client.runs import Runs, RunsOfPlan, find_run
+from plait.runner.client.runs import Runs, find_run
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import RunOptions, StorePlace, open_store
 from plait.runner.engine.stored_ledger import list_accounts
@@ -213,16 +213,16 @@ async def export_command(run: str, store_path: StorePlace, as_json: bool, **opti
     are made from run, task and attempt: a trace that is sent again is the same.
     """
     file, pattern, is_followed, has_content = (options[name] for name in ("file", "pattern", "follow", "content"))
-    of = None
+    plan: tuple[()] | tuple[str, Path] = ()
     if run == "last" and options["plan"] is not None:
-        from plait.runner.client.run_backends import runs_of_plan  # noqa: PLC0415 - the reader of plans is slow to load
+        from plait.runner.client.run_backends import named_plan  # noqa: PLC0415 - the reader of plans is slow to load
 
-        of = runs_of_plan(options["plan"])
-    if options["as_trace"]:
-        await _send_trace(store_path, run, of, is_followed=is_followed, has_content=has_content, as_json=as_json)
-        return
+        plan = named_plan(options["plan"])
     async with open_store(store_path, "read") as store:
-        record = await find_run(store, run, of)
+        record = await find_run(store, run, *plan)
+        if options["as_trace"]:
+            await _send_trace(store, record, is_followed=is_followed, has_content=has_content, as_json=as_json)
+            return
         runs, wanted = Runs(RunOptions(store=store)), pattern or "*"
         if rows_file_of(record) is None:
             rows = await runs.export(record.run_id, wanted)
@@ -254,25 +254,21 @@ async def _write_pages(read: Callable[[], AsyncIterator[Sequence[Mapping[str, An
     return count
 
 
-async def _send_trace(
-    path: StorePlace, word: str, of: RunsOfPlan | None, *, is_followed: bool, has_content: bool, as_json: bool
-) -> None:
-    """Send the spans of the run that `word` names."""
+async def _send_trace(store: Store, run: RunRecord, *, is_followed: bool, has_content: bool, as_json: bool) -> None:
+    """Send the spans of the run."""
     clock, sent = Clock(), 0
     sender = SpanSender.of_environment(os.environ, clock)
-    async with open_store(path, "read") as store:
-        run = await find_run(store, word, of)
-        trace = RunTrace(store, run.run_id, content=has_content)
-        try:
-            while True:
-                spans = await trace.ended()
-                await sender.send(spans)
-                sent += len(spans)
-                if trace.is_over or not is_followed:
-                    break
-                await clock.sleep(_FOLLOW_S)
-        finally:
-            await sender.aclose()
+    trace = RunTrace(store, run.run_id, content=has_content)
+    try:
+        while True:
+            spans = await trace.ended()
+            await sender.send(spans)
+            sent += len(spans)
+            if trace.is_over or not is_followed:
+                break
+            await clock.sleep(_FOLLOW_S)
+    finally:
+        await sender.aclose()
     if as_json:
         print_json({"run_id": run.run_id, "trace_id": trace_id(run.run_id), "spans": sent, "url": sender.url})
     else:

@@ -23,11 +23,11 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -53,8 +53,6 @@ from plait.backends.backend_specs import (
     placed,
 )
 from plait.backends.command_backend import CommandBackend
-from plait.backends.hosts.dask_hosts import DaskHosts
-from plait.backends.hosts.host_backend import SSHHosts
 from plait.backends.models.anthropic_api import AnthropicBackend
 from plait.backends.models.http_client import is_environments
 from plait.backends.models.openai_api import OpenAIBackend
@@ -66,7 +64,7 @@ from plait.persistence.store_records import RunRecord
 from plait.program_log import logger
 from plait.runner.client.create_run import Fork, edited_prompt
 from plait.runner.client.reuse_preview import ReuseAction, ReusePreview
-from plait.runner.client.runs import Need, Runs, RunsOfPlan
+from plait.runner.client.runs import Need, Runs
 from plait.runner.domain.dag import DAG
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
 from plait.runner.domain.policy import Policy
@@ -93,18 +91,17 @@ from plait.runner.state.stored_run import (
     has_ended,
     placed_attempts,
     read_settings,
-    stored_run,
     stores_backends,
 )
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import COMMAND_BACKEND, Task, commands_of, is_allowed, tasks_within
 
+_T = TypeVar("_T")
 SPECS: TypeAdapter[dict[str, BackendSpec]] = TypeAdapter(dict[str, BackendSpec])
 _HOSTS: TypeAdapter[dict[str, HostsPart]] = TypeAdapter(dict[str, HostsPart])
 _NOTIFY: TypeAdapter[list[NotifyPart]] = TypeAdapter(list[NotifyPart])
 _PRICES: TypeAdapter[dict[str, PricePart]] = TypeAdapter(dict[str, PricePart])
 _LONG_ANSWER = 512  # tokens
-_NO_SPECS: Mapping[str, BackendSpec] = {}
 
 
 @value
@@ -155,10 +152,15 @@ class BackendSet:
             }
         return stored
 
+    def fit(self, plan: Plan) -> tuple[Plan, list[str]]:
+        """Return the plan, fitted to these backends, and the names of the backends that its run may call."""
+        plan = plan.fitted_to(self.specs, self.default)
+        return plan, _required(plan.dag, self.default, self.specs, plan.policy)
+
     @asynccontextmanager
     async def open(self, names: Iterable[str]) -> AsyncGenerator[dict[str, Backend]]:
         """Open the backends in `names`; leaving the block ends processes that the backends have started. Raises
-        BackendUnavailable.
+        BackendUnavailable, and InvalidRequest for a backend without its hosts.
         """
         made: dict[str, Backend] = {}
         hosts = {name: spec.make() for name, spec in self.hosts.items()}
@@ -172,22 +174,20 @@ class BackendSet:
                     made[name] = made[same]
                     continue
                 spec, folder = self.specs[name], self.folders.get(name, self.folder)
-                backend = build(spec, folder=folder) if spec.on is None else self._placed(name, spec, folder, hosts)
+                if spec.on is None:
+                    backend = build(spec, folder=folder)
+                elif spec.on in hosts:
+                    backend = placed(spec, folder, hosts[spec.on])
+                else:
+                    have = f"; the hosts given are {', '.join(sorted(hosts))}" if hosts else ""
+                    raise InvalidRequest(
+                        f"backend {name!r} runs on the hosts {spec.on!r}, which are not given{have}; put them under "
+                        "`hosts:` in the plan file, or name a file with --hosts"
+                    )
                 if isinstance(backend, AbstractAsyncContextManager):
                     await stack.enter_async_context(cast("AbstractAsyncContextManager[Any]", backend))
                 made[name] = backend
             yield made
-
-    @asynccontextmanager
-    async def options_for(
-        self, dag: DAG, policy: Policy | None, store: Store | None, *, concurrency: Concurrency | None, **options: Any
-    ) -> AsyncGenerator[RunOptions]:
-        """Open the backends that a run of `dag` with `policy` may call, and yield the options of such runs, with
-        `options`; `store` need not be open yet. `concurrency` comes before the default. Raises BackendUnavailable.
-        """
-        async with self.open(required_backends(dag, self.default, policy=policy, known=self.specs)) as made:
-            tasks_at_once = concurrency or self.concurrency()
-            yield self.options(made, store=store, concurrency=tasks_at_once, **options)
 
     def effects(self, preview: ReusePreview, made: Mapping[str, Backend]) -> list[str]:
         """Return the tasks that would run again although they have effects and completed in the earlier run: an agent
@@ -220,25 +220,9 @@ class BackendSet:
         """Return the backend `name` for its properties alone: see `make_unchecked`."""
         return make_unchecked(self.specs[name], folder=self.folders.get(name, self.folder))
 
-    def _placed(self, name: str, spec: BackendSpec, folder: Path, hosts: Mapping[str, SSHHosts | DaskHosts]) -> Backend:
-        """Return the backend on its hosts. Raises InvalidRequest without them."""
-        if spec.on is None or spec.on not in hosts:
-            have = f"; the hosts given are {', '.join(sorted(hosts))}" if hosts else ""
-            raise InvalidRequest(
-                f"backend {name!r} runs on the hosts {spec.on!r}, which are not given{have}; put them under `hosts:` "
-                "in the plan file, or name a file with --hosts"
-            )
-        return placed(spec, folder, hosts[spec.on])
-
-    def limits(self) -> dict[str, int]:
-        """Return the concurrency limit of each backend that has one: of a backend on hosts, the sum of their slots."""
-        limits: dict[str, int] = {}
-        for name, spec in self.specs.items():
-            group = None if spec.on is None else self.hosts.get(spec.on)
-            limit = spec.concurrency or (None if group is None else group.slots)
-            if limit is not None:
-                limits[name] = limit
-        return limits
+    def unopened(self, names: Iterable[str]) -> dict[str, Backend]:
+        """Return stand-ins for the backends in `names`, for runs that are created here and executed elsewhere."""
+        return {name: _Unopened(self.specs[name], self.unchecked(name)) for name in names if name in self.specs}
 
     def concurrency(self) -> int | None:
         """Return the default number of tasks at once: see `default_concurrency`. Backends on hosts count as many as
@@ -252,41 +236,49 @@ class BackendSet:
             return None
         return default_concurrency([*slots, *(spec.concurrency for spec in self.specs.values() if spec.on is None)])
 
-    def rates(self) -> dict[str, RateLimits]:
-        """Return the limits of rate of each backend that has one."""
-        limits_by_name = {name: getattr(spec, "limits", None) for name, spec in self.specs.items()}
-        return {
-            name: RateLimits(**limits.model_dump()) for name, limits in limits_by_name.items() if limits is not None
-        }
-
     def options(self, made: Mapping[str, Backend], **options: Any) -> RunOptions:
         """Return the options of runs on the open backends `made`, with the default of this set."""
-        # A task without a backend then runs under the name of the default, and the limit of that backend applies.
-        limits = {name: limit for name, limit in self.limits().items() if name in made}
-        or_else = {name: [one for one in spec.or_else if one in made] for name, spec in self.specs.items()}
-        or_else = {name: spares for name, spares in or_else.items() if spares and name in made}
-        rates = {name: limit for name, limit in self.rates().items() if name in made}
-        if accounts := user_accounts():
-            for name in self.specs.keys() & made.keys() - rates.keys():
+        limits: dict[str, int] = {}
+        rates: dict[str, RateLimits] = {}
+        or_else: dict[str, list[str]] = {}
+        accounts = user_accounts()
+        for name, spec in self.specs.items():
+            if name not in made:
+                continue
+            # A backend on hosts has the sum of their slots.
+            group = None if spec.on is None else self.hosts.get(spec.on)
+            if (limit := spec.concurrency or (None if group is None else group.slots)) is not None:
+                limits[name] = limit
+            if (own := getattr(spec, "limits", None)) is not None:
+                rates[name] = RateLimits(**own.model_dump())
+            elif accounts:
                 of_key = (account_of(made[name]) or "").rpartition(" ")[2]
-                if (shared_limit := accounts.get(of_key) or accounts.get(self.specs[name].kind)) is not None:
-                    rates[name] = shared_limit
-        default = self.default if self.default in made else None
-        notify = () if options.get("store") is None else self.notify  # a notice tells of what is stored
-        shared: dict[str, Any] = {"limits": limits, "rates": rates, "prices": self.prices, "notify": notify}
-        return RunOptions(backends=made, default=default, or_else=or_else, **shared, **options)
+                if (shared := accounts.get(of_key) or accounts.get(spec.kind)) is not None:
+                    rates[name] = shared
+            if spares := [one for one in spec.or_else if one in made]:
+                or_else[name] = spares
+        return RunOptions(
+            backends=made,
+            # A task without a backend then runs under this name, and the limit of that backend applies.
+            default=self.default if self.default in made else None,
+            or_else=or_else,
+            limits=limits,
+            rates=rates,
+            prices=self.prices,
+            notify=() if options.get("store") is None else self.notify,  # a notice tells of what is stored
+            **options,
+        )
 
 
-def required_backends(
+def _required(
     dag: DAG,
     default: str,
+    specs: Mapping[str, BackendSpec],
+    policy: Policy | None,
     statuses: Iterable[TaskStatus] = (),
-    *,
-    policy: Policy | None = None,
-    known: Mapping[str, BackendSpec] = _NO_SPECS,
 ) -> list[str]:
     """Return the backends of all tasks that are not done, in the order of the tasks, then those that later tasks may
-    use: a task that adds tasks may name any of `known`, the specs by name. With each come its spares.
+    use: a task that adds tasks may name any of `specs`. With each come its spares.
     """
     statuses = list(statuses) or [TaskStatus.PENDING] * len(dag)
     names = needed_backends(task_backends(dag, default), statuses)
@@ -298,11 +290,11 @@ def required_backends(
         further.append(COMMAND_BACKEND)
     further += [name or default for task in unfinished if task.call is not None for name in task.call.backends]
     if any(task.adds_tasks for task in unfinished):
-        further += known
+        further += specs
     needed = list(dict.fromkeys([*names, *further]))
     for name in needed:  # it grows
-        spares = known[name].or_else if name in known else ()
-        needed += [one for one in spares if one in known and one not in needed]
+        spares = specs[name].or_else if name in specs else ()
+        needed += [one for one in spares if one in specs and one not in needed]
     return needed
 
 
@@ -313,7 +305,7 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
     if not options.is_empty:
         raise InvalidRequest(f"{path} names the backends; leave --backend, --model and --base-url out")
     value = read_plan_data(path)
-    specs = _read_specs(value, path)
+    specs = _read(SPECS, value, "backends", path)
     if not specs:
         raise InvalidRequest(f"{path} names no backends; put them under `backends:`")
     defaults: object = value.get("defaults")
@@ -322,30 +314,32 @@ def backend_set_of_file(path: Path | None, options: BackendOptions) -> BackendSe
         default = only_backend(specs) or DEFAULT_BACKEND
     elif default not in specs:
         raise InvalidRequest(f"{path}: defaults.backend: there is no backend {default!r} under `backends:`")
-    hosts = read_hosts(value.get("hosts"), path)
-    with _mistakes_in(path, "prices"):
-        prices = read_prices(value.get("prices"))
-    notify = read_notify(value.get(NOTIFY), path) or user_targets()
+    hosts = _read(_HOSTS, value, "hosts", path) or {}
+    prices = {model: one.price() for model, one in (_read(_PRICES, value, "prices", path) or {}).items()}
     return BackendSet(
-        specs, str(default), path.resolve().parent, path.resolve(), prices=prices, hosts=hosts, notify=notify
+        specs,
+        str(default),
+        path.resolve().parent,
+        path.resolve(),
+        prices=prices,
+        hosts=hosts,
+        notify=_read_notify(value, path) or user_targets(),
     )
 
 
-def _read_specs(value: Mapping[str, Any], path: Path) -> dict[str, BackendSpec]:
-    with _mistakes_in(path, "backends"):
-        return SPECS.validate_python(value.get("backends") or {})
+def _read(form: TypeAdapter[_T], contents: Mapping[str, Any], key: str, path: Path) -> _T | None:
+    """Return what the `contents` of the file at `path` have under `key`, in the form of a plan; None for nothing.
+    Raises InvalidRequest.
+    """
+    try:
+        return form.validate_python(contents[key]) if contents.get(key) else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InvalidRequest(f"{path}: {key}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def read_hosts(value: object, path: Path) -> dict[str, HostsPart]:
-    """Return the groups of hosts, in the form of a plan's `hosts`, in the file at `path`. Raises InvalidRequest."""
-    with _mistakes_in(path, "hosts"):
-        return _HOSTS.validate_python(value or {})
-
-
-def read_notify(value: object, path: Path) -> tuple[NotifyTarget, ...]:
-    """Return the targets of notices, in the form of a plan's `notify`, in the file at `path`. Raises InvalidRequest."""
-    with _mistakes_in(path, NOTIFY):
-        targets = tuple(part.target() for part in _NOTIFY.validate_python(value or []))
+def _read_notify(contents: Mapping[str, Any], path: Path) -> tuple[NotifyTarget, ...]:
+    targets = tuple(part.target() for part in _read(_NOTIFY, contents, NOTIFY, path) or ())
     for index, target in enumerate(targets):
         for key, why in target.mistakes():
             raise InvalidRequest(f"{path}: {NOTIFY}.{index}.{key}: {why}")
@@ -361,46 +355,36 @@ _ACCOUNTS_KEY = "accounts"
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 
-def _of_user(key: str) -> tuple[Path, Any]:
-    """Return the path of the user's file, and what it has under `key`. Raises InvalidRequest, PlanError."""
+def _user_file() -> tuple[Path, dict[str, Any]]:
+    """Return the path of the user's file, and its contents. Raises InvalidRequest, PlanError."""
     if not (named := os.environ.get(USER_FILE)):
-        return Path(), None
+        return Path(), {}
     path = Path(named).expanduser()
-    value = read_plan_data(path)
-    if unknown := next((one for one in value if one not in {NOTIFY, _ACCOUNTS_KEY}), None):
+    contents = read_plan_data(path)
+    if unknown := next((one for one in contents if one not in {NOTIFY, _ACCOUNTS_KEY}), None):
         hint = nearest(unknown, [NOTIFY, _ACCOUNTS_KEY]) or f"; there are {NOTIFY} and {_ACCOUNTS_KEY}"
         raise InvalidRequest(f"{path}: the file that {USER_FILE} names has no key {unknown!r}{hint}")
-    return path, value.get(key)
+    return path, contents
 
 
 def user_targets() -> tuple[NotifyTarget, ...]:
     """Return the targets in the user's file. Raises InvalidRequest, PlanError."""
-    path, value = _of_user(NOTIFY)
-    return read_notify(value, path)
+    path, contents = _user_file()
+    return _read_notify(contents, path)
 
 
 def user_accounts() -> dict[str, RateLimits]:
     """Return the limits in the user's file, by the kind of backend or the digest of the key. Raises InvalidRequest,
     PlanError.
     """
-    path, value = _of_user(_ACCOUNTS_KEY)
-    with _mistakes_in(path, _ACCOUNTS_KEY):
-        parts = _ACCOUNTS.validate_python(value or {})
+    path, contents = _user_file()
+    parts = _read(_ACCOUNTS, contents, _ACCOUNTS_KEY, path) or {}
     if unknown := next((name for name in parts if name not in KINDS and not _DIGEST.fullmatch(name)), None):
         raise InvalidRequest(
             f"{path}: {_ACCOUNTS_KEY}.{unknown}: an account is a kind of backend, or the first 16 hexadecimal digits "
             f"of the SHA-256 of a key, not {unknown!r}{nearest(unknown, KINDS)}"
         )
     return {name: RateLimits(**part.model_dump(), account=name) for name, part in parts.items()}
-
-
-@contextmanager
-def _mistakes_in(path: Path, key: str) -> Generator[None]:
-    try:
-        yield
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InvalidRequest(f"{path}: {key}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def hosts_of_file(path: Path | None) -> dict[str, HostsPart]:
@@ -418,12 +402,12 @@ def hosts_in_use(path: Path | None) -> dict[str, tuple[HostsPart, Collection[Map
         return {}
     value = read_plan_data(path)
     is_plan = "hosts" in value or "tasks" in value
-    parts = read_hosts(value.get("hosts") if is_plan else value, path)
+    parts = _read(_HOSTS, value if is_plan else {"hosts": value}, "hosts", path)
     if not parts:
         raise InvalidRequest(f"{path} names no hosts; put them under `hosts:`")
-    specs = _read_specs(value, path).values() if is_plan else ()
+    specs = (_read(SPECS, value, "backends", path) if is_plan else None) or {}
     needs: dict[str, list[Mapping[str, float] | None]] = {}
-    for spec in specs:
+    for spec in specs.values():
         if spec.on is not None and spec.needs not in (kinds := needs.setdefault(spec.on, [])):
             kinds.append(spec.needs)
     return {name: (part, needs.get(name, ())) for name, part in parts.items()}
@@ -454,9 +438,11 @@ def read_plan_data(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def runs_of_plan(path: Path) -> RunsOfPlan:
-    """Return the runs of the plan file that a person names. Raises InvalidRequest, PlanError."""
-    return RunsOfPlan(str(read_plan_data(path).get("name") or path.stem), path.resolve())
+def named_plan(path: Path) -> tuple[str, Path]:
+    """Return the name of the plan in the file, and its absolute path, for `find_run`. Raises InvalidRequest,
+    PlanError.
+    """
+    return str(read_plan_data(path).get("name") or path.stem), path.resolve()
 
 
 def called_plan_data(path: Path) -> dict[Path, dict[str, Any]]:
@@ -532,21 +518,16 @@ async def queue_run(
     """Store a queued run of `plan`, one for a key, and return its id. `budget` and `priority` come before those of the
     plan. Raises as `Runs.create`.
     """
-    plan = plan.fitted_to(backend_set.specs, backend_set.default)
-    names = required_backends(plan.dag, backend_set.default, policy=plan.policy, known=backend_set.specs)
-    budget = plan.budget if budget is None else budget
-    settings = {"budget": budget, "unpriced": unpriced, "priority": plan.priority if priority is None else priority}
-    runs = Runs(queueing_options(backend_set, names, store, concurrency, **settings))
-    return await runs.create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
-
-
-def queueing_options(
-    backend_set: BackendSet, names: Iterable[str], store: Store, concurrency: Concurrency | None, **options: Any
-) -> RunOptions:
-    """Return the options of runs that are created for the backends in `names`, none of which is opened."""
-    specs = backend_set.specs
-    unopened = {name: _Unopened(specs[name], backend_set.unchecked(name)) for name in names if name in specs}
-    return backend_set.options(unopened, store=store, concurrency=concurrency, **options)
+    plan, names = backend_set.fit(plan)
+    options = backend_set.options(
+        backend_set.unopened(names),
+        store=store,
+        concurrency=concurrency,
+        budget=plan.budget if budget is None else budget,
+        unpriced=unpriced,
+        priority=plan.priority if priority is None else priority,
+    )
+    return await Runs(options).create(plan.dag, key=key, settings=backend_set.settings(), policy=plan.policy)
 
 
 class _Unopened:
@@ -608,81 +589,56 @@ class FileOptions:
 class StoredBackends:
     """The backends of a stored run."""
 
-    run_id: str
+    run: RunRecord
     specs: Mapping[str, BackendSpec]
-    """Specs by name, as stored; of a program's run those of `files.backends`."""
+    """Specs by name, as stored; of a run whose settings name no backends, because a program made it, those of
+    `files.backends`.
+    """
     default: str
     folder: Path
     plan: Path | None
-    files: FileOptions
-    replacements: Mapping[str, BackendSpec]
-    """Backends of `files.backends` that replace those in `specs`."""
-    prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
+    prices: Mapping[str, Price]
     """Prices by the name of the model: those stored with the run, replaced by those of `files.backends`."""
-    made_by_program: bool = False
-    """A program made the run: its settings name no backends, and `files.backends` names all of them."""
-    notifies: bool = False
-    """Whether notices of the run go anywhere."""
+    files: FileOptions
+    replacement: BackendSet | None
+    """The backends of `files.backends`."""
 
     @classmethod
     def of(cls, run: RunRecord, files: FileOptions) -> StoredBackends:
         """Return the backends of `run`. Raises InvalidRequest, also for a program's run without a file of backends."""
-        replacement = None if files.backends is None else backend_set_of_file(files.backends, BackendOptions())
-        if not stores_backends(run) and replacement is not None:
-            return cls(
-                run.run_id,
-                replacement.specs,
-                default=replacement.default,
-                folder=replacement.folder,
-                plan=None,
-                files=files,
-                replacements=replacement.specs,
-                prices=replacement.prices,
-                made_by_program=True,
-            )
+        new = None if files.backends is None else backend_set_of_file(files.backends, BackendOptions())
         if not stores_backends(run):
-            raise InvalidRequest(
-                f"run {run.run_id} was not made by `plait run`, so its store does not name the backends; "
-                "resume the run from Python: ParallelRunner(...).resume(run_id); or name a plan file that names them "
-                "by the same names: --backends FILE"
-            )
+            if new is None:
+                raise InvalidRequest(
+                    f"run {run.run_id} was not made by `plait run`, so its store does not name the backends; "
+                    "resume the run from Python: ParallelRunner(...).resume(run_id); or name a plan file that names "
+                    "them by the same names: --backends FILE"
+                )
+            return cls(run, new.specs, new.default, new.folder, None, new.prices, files, new)
         settings = read_settings(run)
-        default, folder = settings["default_backend"], settings["folder"]
         try:
-            specs, stored_prices = SPECS.validate_python(settings["backends"]), read_prices(settings.get("prices"))
+            specs, prices = SPECS.validate_python(settings["backends"]), read_prices(settings.get("prices"))
         except ValidationError:
             raise InvalidRequest(
                 f"the backends or the prices stored with run {run.run_id} cannot be read; start a new run"
             ) from None
-        plan = settings.get("plan") if files.plan is None else files.plan.resolve()
-        replacements = (
-            {} if replacement is None else {name: spec for name, spec in replacement.specs.items() if name in specs}
-        )
-        prices = stored_prices | ({} if replacement is None else dict(replacement.prices))
-        if replacement is not None and not replacements:
+        if new is not None and not specs.keys() & new.specs.keys():
             raise InvalidRequest(
-                f"{files.backends} names {_join_names(replacement.specs)} under `backends:`, and run {run.run_id} has "
+                f"{files.backends} names {_join_names(new.specs)} under `backends:`, and run {run.run_id} has "
                 f"{_join_names(specs)}: give a replacement the name of a stored backend"
             )
-        file = Path(plan) if plan else None
+        plan = settings.get("plan") if files.plan is None else files.plan.resolve()
+        file, folder = Path(plan) if plan else None, Path(settings["folder"])
         if files.plans is not None:  # what is examined has to be what is read
-            file, folder = None if file is None else file.resolve(), Path(folder).resolve()
-        return cls(
-            run.run_id,
-            specs,
-            default=default,
-            folder=Path(folder),
-            plan=file,
-            files=files,
-            replacements=replacements,
-            prices=prices,
-            notifies=NOTIFY in settings,
-        )
+            file, folder = None if file is None else file.resolve(), folder.resolve()
+        prices |= {} if new is None else new.prices
+        return cls(run, specs, settings["default_backend"], folder, file, prices, files, new)
 
-    def make_agents(self) -> dict[str, Backend]:
-        """Return the agents, to ask for turns that outlived their runner. Starts and checks nothing."""
-        agents = {name: spec for name, spec in self.specs.items() if isinstance(spec, ProgramSpec)}
-        return {name: spec.make(self.folder) for name, spec in agents.items() if spec.on is None}
+    @property
+    def replacements(self) -> dict[str, BackendSpec]:
+        """The backends of `files.backends` that replace those in `specs`."""
+        new = {} if self.replacement is None else self.replacement.specs
+        return {name: spec for name, spec in new.items() if name in self.specs}
 
     def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, HostsPart]:
         """Return the groups of hosts that `specs` name, from files alone. Raises InvalidRequest."""
@@ -690,54 +646,60 @@ class StoredBackends:
         if all(spec.on is None for spec in specs.values()):
             return parts
         if self.plan is not None and (path := self.plan).exists():
-            parts |= read_hosts(read_plan_data(path).get("hosts"), path)
-        if self.files.backends is not None:
-            parts |= read_hosts(read_plan_data(self.files.backends).get("hosts"), self.files.backends)
+            parts = _read(_HOSTS, read_plan_data(path), "hosts", path) or {}
+        if self.replacement is not None:
+            parts |= self.replacement.hosts
         return parts | hosts_of_file(self.files.hosts)
 
     def select(self, names: Iterable[str]) -> BackendSet:
         """Return the backends in `names`. Raises InvalidRequest."""
-        plan_file, backends_file = self.files.plan, self.files.backends
-        folder = self.folder if plan_file is None else plan_file.resolve().parent
         specs: dict[str, BackendSpec] = {}
         for name in names:
-            spec = self.replacements[name] if name in self.replacements else self._trusted_spec(name)
-            if spec is not None:
+            if (spec := self._trusted_spec(name)) is not None:
                 specs[name] = spec
-            elif self.made_by_program:
-                raise InvalidRequest(self._missing_message(name))
-        folders = {} if backends_file is None else dict.fromkeys(self.replacements, backends_file.resolve().parent)
+            elif not stores_backends(self.run):
+                has = f"{self.files.backends} names {_join_names(self.specs)} under `backends:`"
+                needs = f"{has}, and run {self.run.run_id} needs"
+                if name == self.default:
+                    raise InvalidRequest(
+                        f"{needs} a backend for tasks that name none; name the default with `defaults: {{backend: "
+                        "NAME}`"
+                    )
+                raise InvalidRequest(f"{needs} {name!r} as well; add it")
         return BackendSet(
             specs,
             self.default,
-            folder=folder,
+            folder=self.folder if self.files.plan is None else self.files.plan.resolve().parent,
             plan=self.plan,
-            folders=folders,
+            folders={} if self.replacement is None else dict.fromkeys(self.replacements, self.replacement.folder),
             prices=self.prices,
             hosts=self.hosts(specs),
-            notify=(*self.notify(), *user_targets()) if self.notifies else (),
+            notify=(*self.notify(), *user_targets()) if NOTIFY in read_settings(self.run) else (),
         )
 
-    def needed(self, run: StoredRun, *, retry_failed: bool) -> tuple[BackendSet, list[str]]:
-        """Return the backends that a resume of the run may call, and their names. Raises InvalidRequest."""
+    def needed(self, run: StoredRun, *, retry_failed: bool) -> BackendSet:
+        """Return the backends that a resume of the run may call. Raises InvalidRequest."""
         led_by = StoredPolicy.of(run.record)
         policy = None if led_by is None else policy_of(led_by.kind, led_by.settings)
         statuses = run.statuses_of_resume(retry_failed=retry_failed)
         specs = {**self.specs, **self.replacements}
-        names = required_backends(run.state.dag, self.default, statuses, policy=policy, known=specs)
+        names = _required(run.state.dag, self.default, specs, policy, statuses)
         names += [name for name in run.state.moved.values() if name not in names]
         tasks = zip(run.state.dag, statuses, strict=True)
         self.require_commands(task for task, status in tasks if status not in TASK_DONE)
-        return self.select(names), names
+        return self.select(names)
 
     def _trusted_spec(self, name: str) -> BackendSpec | None:
-        """Return the stored backend if trusted, else the same backend from the plan file; None for an unknown name."""
-        spec = self.specs.get(name)
-        needs_file = spec is not None and _needs_plan_file(spec)
-        if isinstance(spec, FunctionSpec | ProgramSpec) or (spec is not None and spec.on is not None) or needs_file:
-            self._require_trusted(name, [*self._plan_files(), self.folder])
-        if spec is None:
+        """Return the backend that a person's file names, else the stored one if trusted, else the same backend from the
+        plan file; None for an unknown name.
+        """
+        if (new := self.replacements.get(name)) is not None:
+            return new
+        if (spec := self.specs.get(name)) is None:
             return None
+        needs_file = _needs_plan_file(spec)
+        if needs_file or isinstance(spec, FunctionSpec | ProgramSpec) or spec.on is not None:
+            self._require_trusted(name, [*self._plan_files(), self.folder])
         if isinstance(spec, FunctionSpec):
             if name not in (now := self._plan_specs(name)):
                 raise InvalidRequest(
@@ -755,7 +717,7 @@ class StoredBackends:
         if file is None or (folders is not None and why_untrusted(file, folders) is not None):
             return ()
         with suppress(InvalidRequest, PlanError):
-            return read_notify(read_plan_data(file).get(NOTIFY), file)
+            return _read_notify(read_plan_data(file), file)
         return ()
 
     def _plan_files(self) -> list[Path]:
@@ -771,7 +733,7 @@ class StoredBackends:
         for file in files:
             if (why := why_untrusted(file, self.files.plans)) is not None:
                 raise InvalidRequest(
-                    f"backend {name!r} of run {self.run_id} is not used, because {why}; trust the folder with "
+                    f"backend {name!r} of run {self.run.run_id} is not used, because {why}; trust the folder with "
                     f"--plans {file if file.is_dir() else file.parent}, or let no other user write there"
                 )
 
@@ -779,19 +741,18 @@ class StoredBackends:
         """Raise InvalidRequest if one of the `tasks` runs a command that neither stands in the plan file, word for
         word, nor is allowed by the backend in a file; or if a folder or an environment does not stand there.
         """
-        runs: list[tuple[Task, str, Sequence[str]]] = []
+        commands: list[tuple[Task, str, Sequence[str]]] = []
         places: list[tuple[Task, str]] = []
         for task in tasks:
-            own = {"cwd": task.cwd, "env": dict(task.env)} if task.cwd or task.env else {}
-            inner = () if task.call is None else task.call.tasks
-            places += [(task, place) for part in (own, *inner) for place in _places_of(part)]
-            runs += [(task, task.backend or "", task.run)] if task.run else []
-            runs += [(task, COMMAND_BACKEND, task.check.run)] if task.check and task.check.run else []
-            for called in () if task.call is None else task.call.tasks:
-                backend = called.get("backend") or COMMAND_BACKEND
-                commands = commands_of(called).items()
-                runs += [(task, backend if key == "run" else COMMAND_BACKEND, words) for key, words in commands]
-        if not (runs or places):
+            check = {} if task.check is None else {"run": list(task.check.run)}
+            own: dict[str, Any] = {"backend": task.backend, "run": list(task.run), "check": check}
+            own |= {"cwd": task.cwd, "env": dict(task.env)}
+            for part in (own, *(() if task.call is None else task.call.tasks)):
+                places += [(task, place) for place in _places_of(part)]
+                for key, words in commands_of(part).items():
+                    backend = part.get("backend") if key == "run" else None
+                    commands.append((task, backend or COMMAND_BACKEND, words))
+        if not (commands or places):
             return
         written: set[tuple[str, ...]] = set()
         written_places: set[str] = set()
@@ -804,27 +765,20 @@ class StoredBackends:
         for task, place in places:
             if place not in written_places:
                 raise InvalidRequest(
-                    f"cwd and env of task {task.id!r} of run {self.run_id} are taken from a plan file, not from the "
-                    f"store alone, and {self.plan or 'no plan file'} has them: {place[:200]}; put them back"
+                    f"cwd and env of task {task.id!r} of run {self.run.run_id} are taken from a plan file, not from "
+                    f"the store alone, and {self.plan or 'no plan file'} has them: {place[:200]}; put them back"
                 )
         # Once for each backend: each look validates the backend, and at a worker reads the plan file.
-        specs = {name: self._trusted_spec(name) for name in dict.fromkeys(backend for _, backend, _ in runs)}
-        for task, backend, run in runs:
+        specs = {name: self._trusted_spec(name) for name in dict.fromkeys(backend for _, backend, _ in commands)}
+        for task, backend, run in commands:
             spec = specs[backend]
             allows = spec.allows if isinstance(spec, CommandSpec) else ()
             if tuple(run) not in written and not is_allowed(run, allows):
-                where = "no plan file" if self.plan is None else str(self.plan)
                 raise InvalidRequest(
-                    f"the command of task {task.id!r} of run {self.run_id} is taken from a plan file, not from the "
-                    f"store alone, and {where} has it: {' '.join(run)[:200]!r}; put it back, or allow it "
-                    "(`allows` of the backend) in a file named with --backends FILE"
+                    f"the command of task {task.id!r} of run {self.run.run_id} is taken from a plan file, not from the "
+                    f"store alone, and {self.plan or 'no plan file'} has it: {' '.join(run)[:200]!r}; put it back, or "
+                    "allow it (`allows` of the backend) in a file named with --backends FILE"
                 )
-
-    def _missing_message(self, name: str) -> str:
-        has = f"{self.files.backends} names {_join_names(self.specs)} under `backends:`, and run {self.run_id} needs"
-        if name == self.default:
-            return f"{has} a backend for tasks that name none; name the default with `defaults: {{backend: NAME}}`"
-        return f"{has} {name!r} as well; add it"
 
     def _distrust_message(self, name: str, spec: BackendSpec) -> str:
         may = "may run commands or tools"
@@ -837,22 +791,19 @@ class StoredBackends:
         else:
             why = f"the values of {_join_names(_differing(spec, now))} are not those of the plan file {self.plan}"
         return (
-            f"backend {name!r} of run {self.run_id} {may}, so a plan file has to have it as stored, and {why}; put it "
-            "there, or name a file with --backends FILE"
+            f"backend {name!r} of run {self.run.run_id} {may}, so a plan file has to have it as stored, and {why}; put "
+            "it there, or name a file with --backends FILE"
         )
 
-    def is_of_program(self, name: str) -> bool:
-        """Return whether the backend is named by `call`: a function, or a backend such as a graph."""
-        return isinstance(self.specs.get(name), FunctionSpec)
-
     def _plan_specs(self, name: str) -> Mapping[str, BackendSpec]:
-        why = f"backend {name!r} of run {self.run_id} is taken from the plan file, not from the store"
+        why = f"backend {name!r} of run {self.run.run_id} is taken from the plan file, not from the store"
         if self.plan is None:
             raise InvalidRequest(f"{why}; name the file with --plan PATH")
         try:
             # A calling plan counts before the plans that it calls.
             plans = reversed([*called_plan_data(self.plan).items()])
-            return {name: spec for file, data in plans for name, spec in _read_specs(data, file).items()}
+            parts = [_read(SPECS, data, "backends", file) or {} for file, data in plans]
+            return {name: spec for part in parts for name, spec in part.items()}
         except InvalidRequest as error:
             raise InvalidRequest(f"{why}, and {error}; if the file has moved, name it with --plan PATH") from None
 
@@ -937,27 +888,21 @@ class TrustedBackends:
         return self._last[1]
 
     @asynccontextmanager
-    async def for_run(
-        self, run_id: str, need: Need, run: StoredRun | None = None, task_id: str | None = None
-    ) -> AsyncGenerator[RunOptions]:
+    async def for_run(self, run: StoredRun, need: Need, task_id: str | None = None) -> AsyncGenerator[RunOptions]:
         """Open the backends of the run: see `BackendSource`. A resume that has nothing to run needs no backend."""
-        if run is None:
-            run = await stored_run(self._store, run_id)
         async with AsyncExitStack() as stack:
-            if need is Need.INSPECT:
-                yield await self._inspecting(stack, run)
+            if need in {Need.INSPECT, Need.CANCEL}:
+                yield await self._reached(stack, run, need)
             elif need is Need.CONTINUE:
                 assert task_id is not None
                 stored = self.of(run.record)
                 name = run.state.backend_of(run.state.dag.position(task_id), stored.default)
-                yield await self._opened(stack, run.record, stored.select([name]), [name])
-            elif need is Need.CANCEL:
-                yield await self._cancelling(stack, run)
+                yield await self._opened(stack, run.record, stored.select([name]))
             elif has_ended(run.record, run.tasks, need is Need.RETRY):
                 yield self._without
             else:
-                backend_set, names = self.of(run.record).needed(run, retry_failed=need is Need.RETRY)
-                yield await self._opened(stack, run.record, backend_set, names)
+                backend_set = self.of(run.record).needed(run, retry_failed=need is Need.RETRY)
+                yield await self._opened(stack, run.record, backend_set)
 
     @asynccontextmanager
     async def fork(
@@ -969,7 +914,7 @@ class TrustedBackends:
         stored = self.of(record)
         fork = await self.runs().fork(record.run_id, start, backend=backend, **edits)
         stored.require_commands(fork.dag)
-        names = required_backends(fork.dag, stored.default, policy=fork.policy, known=stored.specs)
+        names = _required(fork.dag, stored.default, stored.specs, fork.policy)
         further = backend is not None and backend not in stored.specs
         backend_set = stored.select(name for name in names if not (further and name == backend))
         if backend is not None and further:
@@ -981,7 +926,7 @@ class TrustedBackends:
         async with AsyncExitStack() as stack:
             stored_limit = read_settings(record).get(BUDGET, {})
             money = {"budget": stored_limit.get("usd"), "unpriced": stored_limit.get("unpriced", False)}
-            options = await self._opened(stack, record, backend_set, list(backend_set.specs), **money)
+            options = await self._opened(stack, record, backend_set, **money)
             yield Runs(options), fork, backend_set
 
     def of_checks(self, run: StoredRun) -> CommandBackend:
@@ -995,48 +940,44 @@ class TrustedBackends:
         return spec.make(stored.folder if self._files.plan is None else self._files.plan.resolve().parent)
 
     async def _opened(
-        self, stack: AsyncExitStack, record: RunRecord, backend_set: BackendSet, names: Sequence[str], **more: Any
+        self, stack: AsyncExitStack, record: RunRecord, backend_set: BackendSet, **more: Any
     ) -> RunOptions:
-        made = await stack.enter_async_context(backend_set.open(names))
+        made = await stack.enter_async_context(backend_set.open(backend_set.specs))
         concurrency = self._concurrency or stored_concurrency(record) or backend_set.concurrency()
         return backend_set.options(made, store=self._store, concurrency=concurrency, **{**self._options, **more})
 
-    async def _cancelling(self, stack: AsyncExitStack, run: StoredRun) -> RunOptions:
-        """Open what reaches the attempts of the run on other hosts, and the sessions of a program's backends that wait
-        for an answer.
+    async def _reached(self, stack: AsyncExitStack, run: StoredRun, need: Need) -> RunOptions:
+        """Open what tells whether turns of the run have outlived their process; to cancel the run, what reaches its
+        attempts on other hosts, and the sessions of a program's backends that wait for an answer. If that cannot be
+        opened, the stored state counts.
         """
-        record, dag, tasks = run.record, run.state.dag, run.tasks
-        ids = {task_id for task_id, _ in await placed_attempts(self._store, record.run_id)}
-        placed = [one for one in tasks if one.task_id in ids]
-        asking = [one for one in tasks if one.status == TaskStatus.WAITING_INPUT and one.session_id is not None]
-        if placed or (asking and stores_backends(record)):
-            try:
-                stored = self.of(record)
-                names, of_sessions = (
-                    dict.fromkeys(run.state.backend_of(dag.position(one.task_id), stored.default) for one in tasks)
-                    for tasks in (placed, asking)
-                )
-                names |= dict.fromkeys(name for name in of_sessions if stored.is_of_program(name))
-                made = await stack.enter_async_context(stored.select(names).open(names))
-                return BackendSet({}, stored.default).options(made, store=self._store, **self._options)
-            except (InvalidRequest, BackendUnavailable) as error:
-                self._note(f"plait: backends of the run cannot be reached: {error}")
-        return self._without
-
-    async def _inspecting(self, stack: AsyncExitStack, run: StoredRun) -> RunOptions:
-        """Open what tells whether turns of the run have outlived their process. Otherwise the stored state counts."""
-        under_way = [i for i, status in enumerate(run.state.statuses) if status is TaskStatus.RUNNING]
-        if under_way:
-            try:
-                stored = self.of(run.record)
-                made = stored.make_agents()
-                names = list(dict.fromkeys(run.state.backend_of(i, stored.default) for i in under_way))
-                if others := [name for name in names if name not in made]:
-                    made |= await stack.enter_async_context(stored.select(others).open(others))
-                return BackendSet({}, stored.default).options(made, store=self._store, **self._options)
-            except (InvalidRequest, BackendUnavailable) as error:
-                self._note(f"plait: cannot check whether agents of the run still work: {error}")
-        return self._without
+        record, state = run.record, run.state
+        asking: list[int] = []
+        if need is Need.INSPECT:
+            under_way = [i for i, status in enumerate(state.statuses) if status is TaskStatus.RUNNING]
+        else:
+            placed = {task_id for task_id, _ in await placed_attempts(self._store, record.run_id)}
+            under_way = [i for i, task in enumerate(run.tasks) if task.task_id in placed]
+            if stores_backends(record):
+                waiting = [i for i, status in enumerate(state.statuses) if status is TaskStatus.WAITING_INPUT]
+                asking = [i for i in waiting if run.tasks[i].session_id is not None]
+        if not (under_way or asking):
+            return self._without
+        try:
+            stored, made = self.of(record), dict[str, Backend]()
+            names = [state.backend_of(i, stored.default) for i in under_way]
+            of_sessions = [state.backend_of(i, stored.default) for i in asking]
+            names += [name for name in of_sessions if isinstance(stored.specs.get(name), FunctionSpec)]
+            for name in dict.fromkeys(names):
+                spec = stored.specs.get(name)
+                if isinstance(spec, ProgramSpec) and spec.on is None:  # its files are looked at, and nothing is started
+                    made[name] = spec.make(stored.folder)
+            others = [name for name in dict.fromkeys(names) if name not in made]
+            made |= await stack.enter_async_context(stored.select(others).open(others))
+            return BackendSet({}, stored.default).options(made, store=self._store, **self._options)
+        except (InvalidRequest, BackendUnavailable) as error:
+            self._note(f"plait: backends of the run cannot be reached, so its stored state counts: {error}")
+            return self._without
 
 
 def _places_of(part: object) -> Iterator[str]:
@@ -1088,8 +1029,11 @@ def repaired_prompts(run: StoredRun, stored: StoredBackends) -> dict[str, str]:
     """Return the prompts of failed tasks that differ in the plan file that a person names, by task id: a resume is then
     a fork that continues the run. A part takes the prompt of its `for_each` task. Raises PlanError, InvalidRequest.
     """
-    if stored.files.plan is None or stored.plan is None or (plan := _plan_now(run, stored, stored.plan)) is None:
-        return {}
+    settings = read_settings(run.record)
+    if stored.files.plan is None or stored.plan is None or settings.get(POSTED) or settings.get("plan") is None:
+        return {}  # the tasks of the run did not come from a file
+    pilot = settings.get("growth", {}).get("pilot")
+    plan = Plan.load(stored.plan, inputs=settings.get("inputs"), limit=pilot).fitted_to(stored.specs, stored.default)
     now = {task.id: task.prompt for task in plan.dag if task.call is None}
     tasks = zip(run.state.dag, run.state.statuses, strict=True)
     failed = [task for task, status in tasks if status is TaskStatus.FAILED]
@@ -1101,12 +1045,3 @@ def plan_has_changed(run: StoredRun, stored: StoredBackends) -> bool:
     digest = read_settings(run.record).get("plan_sha256")
     now = None if stored.plan is None else plan_digest(stored.plan)
     return None not in {digest, now} and now != digest
-
-
-def _plan_now(run: StoredRun, stored: StoredBackends, path: Path) -> Plan | None:
-    """Return the plan in the file with the inputs of the run; None if the tasks of the run did not come from a file."""
-    settings = read_settings(run.record)
-    if settings.get(POSTED) or settings.get("plan") is None:
-        return None
-    pilot = settings.get("growth", {}).get("pilot")
-    return Plan.load(path, inputs=settings.get("inputs"), limit=pilot).fitted_to(stored.specs, stored.default)

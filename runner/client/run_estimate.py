@@ -65,14 +65,6 @@ class TaskEstimate:
 
 
 @view
-class EstimateAssumptions:
-    """What is assumed of calls without an earlier call."""
-
-    characters_per_token: int = TOKEN_CHARACTERS
-    tokens_per_answer: int = ANSWER_TOKENS
-
-
-@view
 class RunEstimate:
     """The calls of a run, in the order of the plan."""
 
@@ -94,8 +86,10 @@ class RunEstimate:
     """The time of the creation of that run."""
     grows: bool
     """Whether the run may add tasks that are not counted."""
-    assumed: EstimateAssumptions | None
-    """Null if no usage is assumed."""
+    assumed: Mapping[str, int] | None
+    """What is assumed of calls without an earlier call: `characters_per_token` and `tokens_per_answer`; null if no
+    usage is assumed.
+    """
     tasks: tuple[TaskEstimate, ...]
 
 
@@ -198,7 +192,7 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         like=None if earlier is None else earlier.record.run_id,
         like_created_at=None if earlier is None else earlier.record.created_at,
         grows=grows,
-        assumed=EstimateAssumptions() if is_assumed else None,
+        assumed={"characters_per_token": TOKEN_CHARACTERS, "tokens_per_answer": ANSWER_TOKENS} if is_assumed else None,
         tasks=tuple(tasks),
     )
 

@@ -8,7 +8,6 @@ from contextlib import (
     AsyncExitStack,
     aclosing,
     asynccontextmanager,
-    nullcontext,
     suppress,
 )
 from dataclasses import dataclass, field, replace
@@ -139,10 +138,9 @@ class Need(Enum):
     """To continue the conversation of one task."""
 
 
-BackendSource: TypeAlias = Callable[[str, Need, StoredRun | None, str | None], AbstractAsyncContextManager[RunOptions]]
-"""Opens the backends of a stored run, and returns them with the options of the run. It is called with the id of the
-run, what the backends are needed for, the run if it has been read already, and the task to be continued. Raises
-PlaitError.
+BackendSource: TypeAlias = Callable[[StoredRun, Need, str | None], AbstractAsyncContextManager[RunOptions]]
+"""Opens the backends of a stored run, and returns them with the options of the run. It is called with the run, what the
+backends are needed for, and the task to be continued. Raises PlaitError.
 """
 
 
@@ -155,8 +153,6 @@ class _Driven:
     opening: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     began: anyio.Event = field(default_factory=anyio.Event)
     """Set once this process owns the run, or once acquiring the run has failed."""
-    gone: anyio.Event = field(default_factory=anyio.Event)
-    """Set once the run is no longer executed here."""
     error: Exception | None = None
     text: LiveText = field(default_factory=LiveText)
 
@@ -168,12 +164,6 @@ class _Driven:
             self.opening.cancel()
         elif not self.run.is_storing:
             self.run.stop()
-
-    async def begin(self) -> None:
-        """Wait until the run has begun. Raises the error that prevented the start."""
-        await self.began.wait()
-        if self.error is not None:
-            raise self.error
 
 
 def _with_open_store(
@@ -210,6 +200,8 @@ class Runs:
         """The interval in seconds at which `events` reads the store."""
         self._source = source
         self._driven: dict[str, _Driven] = {}
+        self._one_gone = anyio.Event()
+        """Set, and replaced, when a run is no longer executed here."""
         self._waiting: dict[str, Policy | None] = {}
         """The runs that were executed here and wait for a person, each with its policy."""
         self._watching: anyio.CancelScope | None = None
@@ -259,7 +251,7 @@ class Runs:
         the options with its backends. Raises PlaitError.
         """
         need = Need.CANCEL if run.to_be_cancelled else Need.RETRY if how.retry_failed else Need.RESUME
-        async with self._backends_of(run.record.run_id, need, run=run) as options:
+        async with self._backends_of(run, need) as options:
             yield continued_run(options, run.record.run_id, how, run), options
 
     async def start(
@@ -415,7 +407,7 @@ class Runs:
         """Do as `preview` for a run that has been read."""
         from plait.runner.views.read_views import preview_resume  # noqa: PLC0415 - see above
 
-        async with self._backends_of(run.record.run_id, Need.INSPECT, run=run) as options:
+        async with self._backends_of(run, Need.INSPECT) as options:
             return await preview_resume(options, run, retry_failed)
 
     @_with_open_store
@@ -600,7 +592,7 @@ class Runs:
         """
         run = await self.read(run_id)
         run.require_task(task_id)
-        async with self._backends_of(run_id, Need.CONTINUE, run=run, task_id=task_id) as options:
+        async with self._backends_of(run, Need.CONTINUE, task_id) as options:
             return await continue_task(options, run, task_id, message)
 
     @_with_open_store
@@ -620,7 +612,7 @@ class Runs:
         """
         taken = await answer_question(self.options, run_id, task_id, value, attempt, wait)
         if taken and run_id in self._waiting:
-            await self._continue(run_id, self._waiting.pop(run_id))
+            await self._go_on(run_id, ResumeOptions(policy=self._waiting.pop(run_id)), _log_left)
         return taken
 
     async def read(self, run_id: str, record: RunRecord | None = None) -> StoredRun:
@@ -745,12 +737,17 @@ class Runs:
                         yield piece
             await self.options.clock.sleep(self.poll)
 
-    def _backends_of(
-        self, run_id: str, need: Need, *, run: StoredRun | None = None, task_id: str | None = None
-    ) -> AbstractAsyncContextManager[RunOptions]:
+    @asynccontextmanager
+    async def _backends_of(
+        self, run: StoredRun | str, need: Need, task_id: str | None = None
+    ) -> AsyncGenerator[RunOptions]:
+        """Open the backends of a run that has been read, or of the run with an id."""
         if self._source is None:
-            return nullcontext(self.options)
-        return self._source(run_id, need, run, task_id)
+            yield self.options
+            return
+        run = await self.read(run) if isinstance(run, str) else run
+        async with self._source(run, need, task_id) as options:
+            yield options
 
     async def _start(self, run_id: str, how: ResumeOptions) -> None:
         self._inside(run_id)
@@ -761,8 +758,9 @@ class Runs:
             record = None if driven.error is not None else await self._store.get_run(run_id)
             if record is None or record.owner is None:
                 # The run will make no further progress here, and `driven.error` belongs to the caller that began the
-                # run. A new start is possible only after `gone`.
-                await driven.gone.wait()
+                # run. A new start is possible only once the run is gone.
+                while self._driven.get(run_id) is driven:
+                    await self._one_gone.wait()
             elif not answers:
                 return
             else:
@@ -773,7 +771,9 @@ class Runs:
         self._waiting.pop(run_id, None)
         driven = self._driven[run_id] = _Driven()
         group.start_soon(self._see_through, run_id, replace(how, answers=answers), driven)
-        await driven.begin()
+        await driven.began.wait()
+        if driven.error is not None:
+            raise driven.error
 
     async def take_up(self, report: Callable[[str, PlaitError | None], None]) -> None:
         """Start the posted runs of the store that are queued or interrupted, or that wait for a person, inside `async
@@ -843,7 +843,7 @@ class Runs:
         run_id: str,
         how: ResumeOptions,
         report: Callable[[str, PlaitError | None], None],
-        fits: Callable[[str], Awaitable[bool]] | None,
+        fits: Callable[[str], Awaitable[bool]] | None = None,
     ) -> bool:
         """Start a stored run, if it `fits`, and call `report` with the outcome. Return whether no error keeps the run
         from going on; that another process was faster is none.
@@ -878,9 +878,8 @@ class Runs:
 
     async def one_gone(self) -> None:
         """Wait until one of the runs that execute here, if any, no longer does."""
-        for driven in self._driven.values():
-            await driven.gone.wait()
-            return
+        if self._driven:
+            await self._one_gone.wait()
 
     def _inside(self, run_id: str) -> anyio.abc.TaskGroup:
         if self._group is None or self._left:
@@ -888,22 +887,30 @@ class Runs:
         return self._group
 
     async def _see_through(self, run_id: str, how: ResumeOptions, driven: _Driven) -> None:
+        """Execute a run to its end, or until it waits for a person."""
         status: RunStatus | None = None
         driven.error = PlaitError(f"run {run_id} was not started: the `async with` was left first")
         try:
             with driven.opening:
                 async with self.open(await self.read(run_id), how) as (run, _):
-                    status = await _execute(driven, run)
+                    driven.run, driven.error = run, None
+                    async with run:
+                        async for event in run.events():
+                            driven.text.take(event)
+                            if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
+                                driven.began.set()
+                    status = (await run.result()).status
         except Exception as error:
             # An error of one run must not end the others. Before the run began, its caller receives the error.
             if driven.began.is_set():
-                logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
+                _log_left(run_id, error)
             driven.error = error
         finally:
             del self._driven[run_id]
             driven.text.close()
             driven.began.set()
-            driven.gone.set()
+            self._one_gone.set()
+            self._one_gone = anyio.Event()
         if status is RunStatus.WAITING_INPUT and self._group is not None and not self._left:
             self._waiting[run_id] = how.policy
             if self._watching is None:
@@ -925,17 +932,15 @@ class Runs:
                             continue
                         due = due_at(record)
                         if run_id in self._waiting and due is not None and due <= self.options.clock.wall():
-                            group.start_soon(self._continue, run_id, self._waiting.pop(run_id))
+                            how = ResumeOptions(policy=self._waiting.pop(run_id))
+                            group.start_soon(self._go_on, run_id, how, _log_left)
         self._watching = None
 
-    async def _continue(self, run_id: str, policy: Policy | None) -> None:
-        """Continue a run that waited. An error is logged: the answer is stored, and `start` continues the run."""
-        try:
-            await self._start(run_id, ResumeOptions(policy=policy))
-        except RunOwned:
-            pass  # another process continues the run
-        except PlaitError as error:
-            logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
+
+def _log_left(run_id: str, error: Exception | None) -> None:
+    """Log that a run goes on no further here: `start` continues it."""
+    if error is not None:
+        logger(run=run_id).error("run_left", error=f"{type(error).__name__}: {error}")
 
 
 def _why_not_again_now(run: StoredRun, position: int) -> str | None:
@@ -986,7 +991,11 @@ async def _cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached
         may_answer = is_live(record, config.clock.wall()) or not (is_late or seems_free(record))
         if not may_answer and (record.owner is None or record.owner != watched):
             try:
-                return await _cancel_from_here(config, run_id, on_unreached)
+                run = await stored_run(store, run_id)
+                if run.status in RUN_DONE:
+                    return run.status
+                await wait_for_expiry(config, run)
+                return (await finish_cancelling(config, run, Feed(), on_unreached)).status
             except RunOwned:  # another process claimed the run first, or the owner has written meanwhile
                 watched = record.owner if is_noted else None
                 continue
@@ -995,29 +1004,10 @@ async def _cancel_run(config: RunOptions, run_id: str, wait: float, on_unreached
         await config.clock.sleep(_LOOK_AGAIN_S)
 
 
-async def _cancel_from_here(config: RunOptions, run_id: str, on_unreached: OnUnreached) -> RunStatus:
-    run = await stored_run(config.store, run_id)
-    if run.status in RUN_DONE:
-        return run.status
-    await wait_for_expiry(config, run)
-    return (await finish_cancelling(config, run, Feed(), on_unreached)).status
-
-
 def _process_is_dead(run: RunRecord) -> bool:
     """Return whether the run is interrupted, and not by a process on another host that may be alive."""
     is_interrupted = shown_status(run) is RunStatus.INTERRUPTED
     return is_interrupted and (run.owner is None or liveness(run.owner) is Liveness.DEAD)
-
-
-async def _execute(driven: _Driven, run: Run) -> RunStatus:
-    """Execute the run to its end, and return its status. Raises as `Run.result`."""
-    driven.run, driven.error = run, None
-    async with run:
-        async for event in run.events():
-            driven.text.take(event)
-            if isinstance(event, events.RunStarted | events.RunResumed | events.RunEnded):
-                driven.began.set()
-    return (await run.result()).status
 
 
 async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
@@ -1032,24 +1022,17 @@ async def load_progress(store: Store, run_id: str) -> WorkflowProgress:
     return progress_of(policies.RecordedRun(run.state.dag.tasks, results.__getitem__), run.status)
 
 
-@value
-class RunsOfPlan:
-    """The runs of a plan: those of the same file, else, for a plan that moved or came from a pipe, of the same name."""
+async def find_run(store: Store, word: str, plan: str | None = None, file: Path | None = None) -> RunRecord:
+    """Return the run with the id `word`, the only run whose id begins with `word`, or for `last` the newest run.
 
-    name: str
-    path: Path | None
-    """The file, absolute; None for a plan from a pipe."""
-
-
-async def find_run(store: Store, word: str, of: RunsOfPlan | None = None) -> RunRecord:
-    """Return the run with the id `word`, the only run whose id begins with `word`, or for `last` the newest run: `of` a
-    plan, or of any. A `try`, which runs one task, is never `last`, and of a plan only then a run that was interrupted,
-    cancelled or never begun, if no other has run to its end.
+    With the name of a `plan`, `last` is the newest run of that plan: of the same `file`, an absolute path, else, for a
+    plan that moved or came from a pipe, of the same name. A `try`, which runs one task, is never `last`, and of a plan
+    only then a run that was interrupted, cancelled or never begun, if no other has run to its end.
     """
     if not is_utf8(word):
         raise RunNotFound(f"the store has no run {word!r}; `plait runs` lists all runs")
     if word == "last":
-        return await (_last_run(store) if of is None else _last_run_of(store, of))
+        return await (_last_run(store) if plan is None else _last_run_of(store, plan, file))
     record = await store.get_run(word)
     if record is None:
         record = await store.get_run(await _id_by_prefix(store, word))
@@ -1066,16 +1049,14 @@ async def _last_run(store: Store) -> RunRecord:
     raise RunNotFound("the store has no runs yet; `plait run PLAN` makes one")
 
 
-async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
+async def _last_run_of(store: Store, plan: str, file: Path | None) -> RunRecord:
     runs = [run for run in await store.list_runs(MOST_RUNS_SEARCHED) if not run.damaged]
-    path, same_name = str(plan.path), None
+    same_name = None
     # Those of the name first, then those that are whole, then those that began (a queued run holds no answers), each
     # kind newest first.
     whole = {RunStatus.COMPLETED, RunStatus.FAILED}
-    for listed in sorted(
-        runs, key=lambda run: (run.name != plan.name, run.status not in whole, run.started_at is None)
-    ):
-        if listed.name != plan.name and (same_name is not None or plan.path is None):
+    for listed in sorted(runs, key=lambda run: (run.name != plan, run.status not in whole, run.started_at is None)):
+        if listed.name != plan and (same_name is not None or file is None):
             break
         run = await store.get_run(listed.run_id)
         if run is None:
@@ -1083,12 +1064,12 @@ async def _last_run_of(store: Store, plan: RunsOfPlan) -> RunRecord:
         settings = read_settings(run)
         if is_try(settings):
             continue
-        if settings.get("plan") == path and not settings.get(POSTED):
+        if settings.get("plan") == str(file) and not settings.get(POSTED):
             return run
-        if listed.name == plan.name:
+        if listed.name == plan:
             same_name = same_name or run
     if same_name is None:
-        named = repr(plan.name) if plan.path is None else plan.path.name
+        named = repr(plan) if file is None else file.name
         hint = "; name the run by its id (`plait runs` lists all runs)" if runs else ""
         raise RunNotFound(f"the store has no run of {named} yet{hint}")
     return same_name

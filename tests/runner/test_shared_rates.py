@@ -94,7 +94,7 @@ tasks: [{id: t, prompt: x}]
         for name in (model, model, other):
             specs = parse_plan(plan % name).backends
             made = {"agent": build(specs["agent"], folder=Path())}
-            rates = BackendSet(specs, "agent", Path()).rates()
+            rates = BackendSet(specs, "agent", Path()).options(made).rates
             runners.append(ParallelRunner(backends=made, rates=rates))
         await call_or_wait(*runners)
         assert sorted(request.body["model"] for request in server.requests) == sorted({model, other})

@@ -65,7 +65,7 @@ def test_without_the_backend_only_what_is_stored_is_known(world: World) -> None:
     (world.folder / "agents.py").rename(world.folder / "elsewhere.py")
     foretold = plait(world.folder, "resume", "last", "--dry-run")
     assert foretold.code == 0
-    assert foretold.err.startswith("plait: cannot check whether agents of the run still work: ")
+    assert foretold.err.startswith("plait: backends of the run cannot be reached, so its stored state counts: ")
     assert foretold.out.split()[0] in {"continue", "start"}
     (world.folder / "elsewhere.py").rename(world.folder / "agents.py")
     world.allow("go")

@@ -201,5 +201,7 @@ def test_options_that_do_not_fit(folder: Path, words: list[str], said: str) -> N
 
 
 def test_an_endpoint_that_cannot_be_called(folder: Path) -> None:
+    (folder / "go").touch()
+    plait(folder, "run", "plan.yaml", "-q")
     done = plait(folder, "export", "--otlp", "last", OTEL_EXPORTER_OTLP_ENDPOINT="localhost:4318")
     assert (done.code, "OTEL_EXPORTER_OTLP_ENDPOINT does not begin with http" in done.err) == (2, True)

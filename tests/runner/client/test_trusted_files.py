@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from plait import DAG, SQLiteStore, Task
+from plait.errors import InvalidRequest
 from plait.persistence import MemoryStore
 from plait.runner.client import run_backends
 from plait.runner.client.run_backends import (
@@ -25,7 +26,6 @@ from plait.runner.client.run_backends import (
     backend_set_of_plan,
     called_plan_data,
     queue_run,
-    queueing_options,
     why_untrusted,
 )
 from plait.runner.client.runs import Runs
@@ -192,7 +192,7 @@ def test_what_the_database_names_is_what_is_examined(tmp_path: Path, named: str)
 
     async def store_run() -> str:
         async with SQLiteStore(tmp_path / STORE) as store:
-            runs = Runs(queueing_options(stored, ["w"], store, 1))
+            runs = Runs(stored.options(stored.unopened(["w"]), store=store, concurrency=1))
             return await runs.create(DAG([Task("a", "x")]), settings=stored.settings())
 
     theirs = anyio.run(store_run)
@@ -227,3 +227,15 @@ async def test_a_plan_with_many_commands_is_read_as_often_as_one_with_few(
         counts.append(len(reads))
         reads.clear()
     assert counts[0] == counts[1]
+
+
+async def test_a_command_runs_that_only_the_file_of_a_person_allows(tmp_path: Path) -> None:
+    path, named, store = tmp_path / "plan.yaml", tmp_path / "mine.yaml", MemoryStore()
+    path.write_text("tasks: [{id: a, run: [echo, x]}]")
+    plan = Plan.load(path)
+    run = await stored_run(store, await queue_run(plan, backend_set_of_plan(plan, BackendOptions()), store, None))
+    path.write_text("tasks: [{id: a, run: [echo, y]}]")
+    named.write_text("backends: {command: {kind: command, allows: [[echo]]}}")
+    with pytest.raises(InvalidRequest, match=r"allow it .* in a file named with --backends FILE"):
+        run_backends.StoredBackends.of(run.record, FileOptions()).require_commands(run.state.dag)
+    run_backends.StoredBackends.of(run.record, FileOptions(backends=named)).require_commands(run.state.dag)

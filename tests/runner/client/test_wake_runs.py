@@ -226,6 +226,24 @@ async def test_so_many_runs_go_on_at_once_and_the_others_afterwards(store: Store
     assert sorted(told) == sorted(f"r{number}" for number in range(most + 2))
 
 
+async def test_the_end_of_any_run_makes_room(store: Store) -> None:
+    may_answer = {name: anyio.Event() for name in ("first", "second")}
+
+    async def held(prompt: str) -> str:
+        await may_answer[prompt].wait()
+        return prompt
+
+    async with runner(store, held).runs as runs:
+        for name in may_answer:
+            await runs.start(await runs.create([Task("a", name)], name))
+        may_answer["second"].set()
+        with anyio.fail_after(60):
+            await runs.one_gone()
+        assert runs.driven == ("first",)
+        may_answer["first"].set()
+        await runs.driven_to_end()
+
+
 async def test_a_server_looks_again_and_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "WAKE_EVERY_S", 0.01)
     backend, told = Limited(), list[str]()
