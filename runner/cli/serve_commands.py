@@ -51,7 +51,7 @@ from plait.runner.serving.http_guard import (
     url_of,
 )
 from plait.runner.state.attempt_files import files_root
-from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, POSTED
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
 from plait.runner.views.event_sentences import counted, seconds
 from plait.statuses import RunStatus
 
@@ -96,9 +96,7 @@ async def serve_command(file: Path | None, **options: Any) -> int:
             for backend in made.values():
                 if isinstance(backend, CommandBackend):
                     backend.only_allowed = True
-            settings = {**backend_set.settings(), POSTED: True}
-            specs = backend_set.specs
-            served = ServedRuns(runs, tuple(specs), settings, specs, backend_set.default, starts=not queues)
+            served = ServedRuns(runs, backend_set, starts=not queues)
             take_up = partial(runs.take_up, _print_taken_up) if options["takes_up"] else None
             wakes = None if queues else partial(runs.keep_waking, _print_woken, fits=runs.is_posted)
             return await _serve(served, listening, host, options["store_path"], announce, take_up, wakes)
@@ -205,10 +203,8 @@ async def ui_command(host: str, port: int | None, no_browser: bool, store_path: 
                     "included; a tunnel by ssh is safer"
                 )
             async with TrustedBackends(store).runs() as runs:
-                served = ServedRuns(runs, (), {}, creates=False)
-                return await _serve(
-                    served, listening, host, store_path, announce_page, partial(runs.keep_waking, _print_woken)
-                )
+                wakes = partial(runs.keep_waking, _print_woken)
+                return await _serve(ServedRuns(runs), listening, host, store_path, announce_page, wakes)
 
 
 async def _announce(as_json: bool, opens_browser: bool, facts: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,6 @@ from plait.runner.plan.plan_positions import MAX_BYTES
 from plait.runner.state.stored_run import read_settings, stored_record
 from plait.task import COMMAND_BACKEND, command_not_allowed, commands_of, is_allowed, tasks_within
 
-_NO_SPECS: Mapping[str, BackendSpec] = {}
 _SERVER_KEYS = {
     "backends": "the backends of the server are set at its start; name one of them, or leave `backend` out",
     "hosts": "the hosts of the server are set at its start, in its file of backends",
@@ -60,14 +59,9 @@ _SPECIAL = {
 }
 
 
-def posted_plan(
-    plan: Mapping[str, Any],
-    inputs: Mapping[str, Any],
-    backends: Collection[str],
-    specs: Mapping[str, BackendSpec] = _NO_SPECS,
-) -> Plan:
+def posted_plan(plan: Mapping[str, Any], inputs: Mapping[str, Any], backends: Mapping[str, BackendSpec]) -> Plan:
     """Return the plan, with `inputs` in place of its defaults, for the server's `backends`, which are not part of the
-    plan. A task may run the commands that one of `specs` allows. Raises PlanError with every mistake.
+    plan. A task may run the commands that one of them allows. Raises PlanError with every mistake.
     """
     if (size := len(_dump(plan).encode("utf-8", "surrogatepass"))) > MAX_BYTES:
         why = f"a plan may have 1 MiB, this one has {size:,} bytes; give large values in `inputs`"
@@ -77,7 +71,7 @@ def posted_plan(
         declared = cast("dict[str, Any]", plan.get("inputs") or {})
         problems += _check_inputs(declared, inputs)
         plan = {**plan, "inputs": {**declared, **inputs}}
-    problems += _check_tasks(plan.get("tasks"), specs)
+    problems += _check_tasks(plan.get("tasks"), backends.get(COMMAND_BACKEND))
     if problems:
         raise PlanError(problems)
     # The plan needs only the names of the backends.
@@ -94,11 +88,10 @@ def posted_plan(
         ) from None
 
 
-def _check_tasks(tasks: object, specs: Mapping[str, BackendSpec]) -> Iterator[PlanProblem]:
-    """Yield a problem for each key that names a file or a model of the server, and for each command that the server
-    does not allow.
+def _check_tasks(tasks: object, spec: BackendSpec | None) -> Iterator[PlanProblem]:
+    """Yield a problem for each key that names a file or a model of the server, and for each command that the `spec` of
+    the server does not allow.
     """
-    spec = specs.get(COMMAND_BACKEND)
     for n, task in enumerate(cast("list[object]", tasks) if isinstance(tasks, list) else []):
         for key, words in commands_of(task).items():
             if not isinstance(spec, CommandSpec) or not is_allowed(words, spec.allows):

@@ -26,7 +26,6 @@ import anyio
 
 from plait.clock_and_ids import Clock, iso
 from plait.errors import InvalidRequest
-from plait.json_form import value
 from plait.runner.engine.run_options import StorePlace
 from plait.safe_text import clean_text
 
@@ -97,7 +96,13 @@ PROOF = "/page/proof"
 """The path under which the server proves that it holds the token."""
 ADMIT = "admit"
 """The entry of `scope["state"]` that is called, without arguments, once a request has passed the checks of its head."""
-_NO_PAGE = "default-src 'none'; frame-ancestors 'none'"
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+"""The content security policy of the page: its own files alone, and text never becomes markup or a script."""
+_NO_PAGE_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -114,62 +119,49 @@ class RequestRefused(Exception):  # noqa: N818 - never leaves this package
         self.code, self.kind, self.message = code, kind, message
 
 
-@value
-class WebPage:
-    """The page that browsers load without the token: it holds no data, and signs in."""
-
-    host: str
-    """The one name of the server, with the port, under which browsers load the page. Under `localhost`, another user's
-    server at ::1 could have the same origin.
-    """
-    paths: Collection[str]
-    """The paths of the files of the page."""
-    policy: str
-    """The content security policy of the files."""
-
-    def is_open(self, scope: Scope) -> bool:
-        """Return whether the request needs no token. A program that asks for `/` receives no page."""
-        method, path = scope["method"], scope["path"]
-        if path == "/":
-            return bool(method == "GET" and "text/html" in (_single_header(scope, b"accept") or ""))
-        return bool(
-            (method == "POST" and path in {SIGN_IN, QUESTION}) or (method == "GET" and path in {PROOF, *self.paths})
-        )
-
-
 class Guard:
-    """`app` behind the checks, for one `token`. `hosts` are all names of this server, each with its port."""
+    """`app` behind the checks, for one `token`. `hosts` are all names of this server, each with its port.
 
-    def __init__(self, app: App, token: str, hosts: frozenset[str], page: WebPage | None = None) -> None:
+    Browsers load the page, the files at the paths `page`, without the token: it holds no data, and signs in. They load
+    it under the one name `page_host`: under `localhost`, another user's server at ::1 could have the same origin.
+    """
+
+    def __init__(
+        self, app: App, token: str, hosts: frozenset[str], page_host: str = "", page: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._token = token.encode()
         self._hosts = hosts
-        self._page = page
+        self._page_host = page_host
+        self._open = {("POST", SIGN_IN), ("POST", QUESTION), ("GET", PROOF), *(("GET", path) for path in page)}
+        """The requests that need no token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"this server speaks only HTTP, not {scope['type']}")
 
-        page = self._page if self._page is not None and self._page.is_open(scope) else None
+        is_open = (scope["method"], scope["path"]) in self._open
+        if scope["path"] == "/":  # a program hears what to send
+            is_open = is_open and "text/html" in (_single_header(scope, b"accept") or "")
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                policy = _NO_PAGE if page is None else page.policy
+                policy = _PAGE_POLICY if is_open else _NO_PAGE_POLICY
                 added = (*_SECURITY_HEADERS, (b"content-security-policy", policy.encode()))
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
         try:
-            self._check_head(scope, self._hosts if page is None else {page.host})
-            if page is None:
+            self._check_head(scope, {self._page_host} if is_open else self._hosts)
+            if not is_open:
                 self._check_token(scope)
             kind = (_single_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
             if kind != "application/json" and (kind or _has_body(scope)):
                 why = f"send application/json, not {kind[:80] or 'a body of no type'}"
                 raise RequestRefused(415, "unsupported_type", why)
-            if page is None and ADMIT in scope.get("state", {}):
+            if not is_open and ADMIT in scope.get("state", {}):
                 scope["state"][ADMIT]()
-            body = await _read_body(scope, receive, MOST_BODY_BYTES if page is None else MOST_OPEN_BODY_BYTES)
+            body = await _read_body(scope, receive, MOST_OPEN_BODY_BYTES if is_open else MOST_BODY_BYTES)
         except RequestRefused as refusal:
             await _send_refusal(refusal, receive, guarded)
         else:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import field
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Annotated, Any, Literal, TypeAlias
@@ -28,16 +27,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
-from plait.backends.backend_specs import BackendSpec
 from plait.errors import PlaitError, RunNotFound, RunNotResumable, RunOwned, StoreError
-from plait.json_form import JsonValue, value
+from plait.json_form import JsonValue
 from plait.runner.client.answer_task import How
 from plait.runner.client.create_run import MOST_KEY_CHARACTERS
 from plait.runner.client.offered_plans import posted_plan
+from plait.runner.client.run_backends import BackendSet
 from plait.runner.client.runs import Runs
 from plait.runner.domain.notify_target import linked_question
 from plait.runner.engine.live_run import TextPiece
-from plait.runner.engine.run_options import DEFAULT_BACKEND
 from plait.runner.plan.plan_positions import MAX_DEPTH, nests_too_deep
 from plait.runner.serving.http_guard import PROOF, QUESTION, SIGN_IN, SignIn, problem
 from plait.runner.state.stored_run import POSTED
@@ -389,30 +387,25 @@ _Stream: TypeAlias = ObjectReceiveStream[ServerSentEvent]
 _Answers: TypeAlias = dict[int | str, dict[str, Any]]
 
 
-@value
 class ServedRuns:
-    """The runs that are served, on `backends`, with a method for each route."""
+    """The runs that are served, with a method for each route. Posted plans run on `backends`; without these, no runs
+    are created here. Unless it `starts` runs, the workers of the store execute those that are created and resumed here.
+    """
 
-    runs: Runs
-    backends: Collection[str]
-    settings: Mapping[str, JsonValue]
-    """Settings stored with each new run."""
-    specs: Mapping[str, BackendSpec] = field(default_factory=dict[str, BackendSpec])
-    """The specs of the backends, as far as known."""
-    default: str = DEFAULT_BACKEND
-    """The name of the backend for tasks that name none."""
-    creates: bool = True
-    """Whether runs can be created here."""
-    starts: bool = True
-    """Whether created and resumed runs execute here; if not, the workers of the store execute them."""
-    stopping: anyio.Event = field(default_factory=anyio.Event)
-    """Set when the server stops."""
+    def __init__(self, runs: Runs, backends: BackendSet | None = None, *, starts: bool = True) -> None:
+        self.runs = runs
+        self.stopping = anyio.Event()
+        """Set when the server stops."""
+        self._backends = backends
+        self._settings = {} if backends is None else {**backends.settings(), POSTED: True}
+        """The settings stored with each new run."""
+        self._starts = starts
 
     def router(self) -> APIRouter:
         """Return all routes with their paths."""
         router = APIRouter(prefix="/api", responses=DOCUMENTED)
         again: _Answers = {200: {"model": RunStatusBody, "description": "A run with this key exists already."}}
-        if self.creates:
+        if self._backends is not None:
             router.add_api_route(
                 "/runs", self.create, methods=["POST"], status_code=201, responses={**DOCUMENTED, **again}
             )
@@ -457,12 +450,13 @@ class ServedRuns:
 
     async def create(self, new: NewRun, response: Response) -> RunStatusBody:
         """Create a run, and start it unless the server queues runs for workers."""
-        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, self.backends, self.specs)
-        plan = plan.fitted_to(self.specs, self.default)
+        assert self._backends is not None
+        plan = await anyio.to_thread.run_sync(posted_plan, new.plan, new.inputs, self._backends.specs)
+        plan = plan.fitted_to(self._backends.specs, self._backends.default)
         run_id, is_new = await self.runs.find_or_create(
             plan.dag,
             key=new.key,
-            settings=self.settings,
+            settings=self._settings,
             policy=plan.policy,
             budget=plan.budget,
             priority=plan.priority,
@@ -470,7 +464,7 @@ class ServedRuns:
         if not is_new:
             response.status_code = 200
         status = await self._status(run_id)
-        if self.starts and status in TO_START:
+        if self._starts and status in TO_START:
             with suppress(RunOwned, RunNotResumable):  # another process has started the run
                 await self.runs.start(run_id)
             status = await self._status(run_id)
@@ -489,9 +483,8 @@ class ServedRuns:
         that takes posted plans, only posted runs. If it queues runs, its workers continue them.
         """
         woken: dict[str, PlaitError | None] = {}
-        if self.starts:
-            posted = bool(self.settings.get(POSTED))
-            await self.runs.wake(woken.__setitem__, fits=self.runs.is_posted if posted else None)
+        if self._starts:
+            await self.runs.wake(woken.__setitem__, fits=None if self._backends is None else self.runs.is_posted)
         return WakeResult(
             woken=[run_id for run_id, error in woken.items() if error is None],
             errors={run_id: str(error) for run_id, error in woken.items() if error is not None},
@@ -510,20 +503,17 @@ class ServedRuns:
         server queues runs for workers, only the answers are stored, because the workers continue the run.
         """
         how = how or ResumeBody()
-        if self.starts:
+        if self._starts:
             await self.runs.start(run_id, how.answers, retry_failed=how.retry_failed)
-        else:
-            await self._store_answers(run_id, how)
-        return RunStatusBody(run_id=run_id, status=await self._status(run_id))
-
-    async def _store_answers(self, run_id: str, how: ResumeBody) -> None:
-        if how.retry_failed:
+        elif how.retry_failed:
             raise RunNotResumable(
                 f"this server executes no runs, and the workers of its store do not retry failed tasks; "
                 f"run `plait resume {run_id} --retry-failed`"
             )
-        for task_id, answer in how.answers.items():
-            await self.runs.answer(run_id, task_id, answer)
+        else:
+            for task_id, answer in how.answers.items():
+                await self.runs.answer(run_id, task_id, answer)
+        return RunStatusBody(run_id=run_id, status=await self._status(run_id))
 
     async def preview(self, run_id: str, how: Annotated[PreviewQuery, Query()]) -> Response:
         """Return the action of a resume for each task, and the tasks that may be billed twice. Changes nothing."""
@@ -602,12 +592,6 @@ async def _answer(shown: object) -> Response:
     return Response(await anyio.to_thread.run_sync(json_text, shown), media_type="application/json")
 
 
-CONTENT_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
-    "trusted-types 'none'"
-)
-"""The content security policy of the page: its own files alone, and text never becomes markup or a script."""
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _INDEX = "index.html"
 
@@ -651,8 +635,6 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Response]:
     packed = gzip.compress(content, mtime=0)
 
     def answer(request: Request) -> Response:
-        if request.url.path == "/" and "text/html" not in request.headers.get("accept", ""):
-            raise HTTPException(404)  # a program that asks for `/` receives no page
         if "gzip" in request.headers.get("accept-encoding", ""):
             return Response(packed, media_type=kind, headers={"content-encoding": "gzip"})
         return Response(content, media_type=kind)

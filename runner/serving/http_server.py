@@ -23,8 +23,8 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPBearer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn, WebPage
-from plait.runner.serving.http_routes import CONTENT_POLICY, PageApi, ServedRuns, add_handlers, files_router, page_files
+from plait.runner.serving.http_guard import ADMIT, MOST_HEAD_BYTES, Guard, SignIn
+from plait.runner.serving.http_routes import PageApi, ServedRuns, add_handlers, files_router, page_files
 from plait.runner.views.view_models import prepare_schemas
 
 HEAD_SECONDS = 10.0
@@ -114,11 +114,10 @@ class ApiServer:
         port = listening.getsockname()[1]
         own = f"[{host}]" if ":" in host else host
         hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]", own))
-        page = WebPage(f"{own}:{port}", frozenset(page_files()), CONTENT_POLICY)
         self._waiting: dict[_Connection, None] = {}  # in the order of their coming
         self._uvicorn = _Quiet(
             uvicorn.Config(
-                Guard(make_app(served, sign_in), sign_in.token, hosts, page),
+                Guard(make_app(served, sign_in), sign_in.token, hosts, f"{own}:{port}", page_files()),
                 http=cast("type[asyncio.Protocol]", partial(_Connection, self)),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",

@@ -23,6 +23,7 @@ from plait.runner.serving.http_routes import ServedRuns
 from plait.runner.serving.http_server import make_app
 from tests.support.fakes import Talker
 from tests.support.quick_runs import quick_runs
+from tests.support.served_backends import set_of, specs_of
 from tests.support.stores.faulty_store import Fault, FaultyStore, on_write
 
 JSON = {"content-type": "application/json"}
@@ -31,14 +32,14 @@ TASKS = [{"id": "a", "prompt": "hello {{ who }}"}]
 
 def test_a_posted_plan_is_a_plan() -> None:
     plan = {"name": "n", "inputs": {"who": "Ada"}, "tasks": [*TASKS, {"id": "b", "prompt": "b", "backend": "w"}]}
-    dag = posted_plan(plan, {}, ["w", "x"]).dag
+    dag = posted_plan(plan, {}, specs_of("w", "x")).dag
     assert (dag.name, dag.inputs, [dag.backend_of(task) for task in dag]) == ("n", {"who": "Ada"}, [None, "w"])
-    assert posted_plan(plan, {"who": ["Bob", 1]}, ["w"]).dag.inputs == {"who": ["Bob", 1]}
+    assert posted_plan(plan, {"who": ["Bob", 1]}, specs_of("w")).dag.inputs == {"who": ["Bob", 1]}
     settings = {"tasks": [{"id": "a", "prompt": "x", "temperature": 0.5, "system": "Be brief."}]}
-    (task,) = posted_plan(settings, {}, ["w"]).dag
+    (task,) = posted_plan(settings, {}, specs_of("w")).dag
     assert (task.temperature, task.system) == (0.5, "Be brief.")
     required = {"inputs": {"who": {"required": True}}, "tasks": TASKS}
-    assert posted_plan(required, {"who": "Ada"}, ["w"]).dag.inputs == {"who": "Ada"}
+    assert posted_plan(required, {"who": "Ada"}, specs_of("w")).dag.inputs == {"who": "Ada"}
 
 
 @pytest.mark.parametrize(
@@ -75,13 +76,13 @@ def test_a_posted_plan_is_a_plan() -> None:
 )
 def test_what_a_posted_plan_may_not_say(changes: dict[str, Any], inputs: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError) as refused:
-        posted_plan({"inputs": {"who": "Ada"}, "tasks": TASKS, **changes}, inputs, ["w"])
+        posted_plan({"inputs": {"who": "Ada"}, "tasks": TASKS, **changes}, inputs, specs_of("w"))
     assert said in str(refused.value)
     assert not str(refused.value).startswith("plan")  # there is no file, and no line in it
 
 
 def test_a_posted_plan_may_have_a_budget() -> None:
-    assert posted_plan({"tasks": TASKS, "inputs": {"who": "Ada"}, "budget": 2.5}, {}, ["w"]).budget == 2.5
+    assert posted_plan({"tasks": TASKS, "inputs": {"who": "Ada"}, "budget": 2.5}, {}, specs_of("w")).budget == 2.5
 
 
 async def test_large_inputs_are_no_large_plan() -> None:
@@ -98,14 +99,14 @@ def test_no_file_is_opened_for_a_posted_plan(tmp_path: Path) -> None:
     rows = {"rows": f"{tmp_path}/secret.csv"}
     for value in ({"files": str(tmp_path)}, {"files": f"{tmp_path}/*.txt", "max_files": 1}, rows):
         with pytest.raises(PlanError, match="reads no files") as refused:
-            posted_plan({"inputs": {"who": value}, "tasks": TASKS}, {}, ["w"])
+            posted_plan({"inputs": {"who": value}, "tasks": TASKS}, {}, specs_of("w"))
         assert "secret" not in str(refused.value)
 
 
 @asynccontextmanager
 async def application(store: Store) -> AsyncGenerator[httpx.AsyncClient]:
     async with quick_runs(ParallelRunner(Talker(), store=store)) as service:
-        app = make_app(ServedRuns(service, ["default"], {}), SignIn("token", "127.0.0.1:8377", Clock()))
+        app = make_app(ServedRuns(service, set_of("default")), SignIn("token", "127.0.0.1:8377", Clock()))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             yield client
@@ -188,7 +189,7 @@ async def test_a_stream_beats_while_nothing_happens_and_ends_with_the_server(mon
             served.stopping.set()
 
     async with ParallelRunner(Talker(), store=MemoryStore()).runs as service:
-        served = ServedRuns(service, ["default"], {})
+        served = ServedRuns(service, set_of("default"))
         run_id = await service.create(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(60):
             await stream(served, run_id, receive, send)
@@ -209,7 +210,7 @@ async def test_a_stream_ends_with_its_client() -> None:
     async with ParallelRunner(Talker(), store=MemoryStore()).runs as service:
         run_id = await service.create(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(60):
-            await stream(ServedRuns(service, [], {}), run_id, receive, send)
+            await stream(ServedRuns(service), run_id, receive, send)
 
 
 async def test_a_long_history_is_told_to_nobody_who_has_left() -> None:
@@ -226,7 +227,7 @@ async def test_a_long_history_is_told_to_nobody_who_has_left() -> None:
     runner = ParallelRunner(Talker(), store=MemoryStore())
     async with runner.runs as service:
         run = await runner.run(DAG([Task(f"t{number}", prompt="a") for number in range(200)]))
-        await stream(ServedRuns(service, [], {}), run.run_id, receive, send)
+        await stream(ServedRuns(service), run.run_id, receive, send)
     assert len(sent) < 20
 
 
@@ -249,7 +250,7 @@ async def test_a_store_that_fails_ends_a_stream_with_a_comment() -> None:
     async with quick_runs(ParallelRunner(Talker(), store=store)) as service:
         run_id = await service.create(DAG([Task("a", prompt="a")]))
         with anyio.fail_after(60):
-            await stream(ServedRuns(service, [], {}), run_id, receive, send)
+            await stream(ServedRuns(service), run_id, receive, send)
     comment = next(text for text in reversed(sent) if text)
     assert comment.startswith(b': "')
     assert comment.endswith(b'"\n\n')

@@ -15,6 +15,7 @@ from plait.runner.plan.plan_file import Plan
 from plait.runner.plan.plan_tasks import AddedTasks
 from plait.task import Call
 from tests.support.processes.command import plait, plait_here
+from tests.support.served_backends import specs_of
 
 INNER = "inputs: {need: {required: true}, other: 1}\ntasks:\n  - {id: x, prompt: '{{ need }} {{ other }}'}\n"
 
@@ -138,13 +139,13 @@ def test_a_posted_plan_calls_no_file_and_its_loops_run_no_command(tmp_path: Path
                       {"id": "d", "loop": {"plan": {"tasks": [{"id": "x", "run": ["ls"]}]}, "until": "true"}},
                       ]}  # fmt: skip
     with pytest.raises(PlanError) as caught:
-        posted_plan(plan, {}, ["m"])
+        posted_plan(plan, {}, specs_of("m"))
     assert [problem.where for problem in caught.value.problems] == [
         "tasks[0].plan", "tasks[1].loop.plan", "tasks[2].loop.tasks[0].run",
         "tasks[3].loop.plan.tasks[0].run", "tasks[3].loop.plan",
     ]  # fmt: skip
     loop = {"tasks": [{"id": "x", "prompt": "hi"}], "until": "{{ x }} != ''"}
-    assert posted_plan({"tasks": [{"id": "c", "loop": loop}]}, {}, ["m"]).dag["c"].call is not None
+    assert posted_plan({"tasks": [{"id": "c", "loop": loop}]}, {}, specs_of("m")).dag["c"].call is not None
 
 
 def test_tasks_that_a_model_adds_call_no_plan() -> None:

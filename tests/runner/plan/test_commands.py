@@ -19,6 +19,7 @@ from plait.runner.plan.plan_file import parse_plan
 from plait.task import COMMAND_BACKEND
 from tests.support.growth import talker
 from tests.support.processes.command import plait_here
+from tests.support.served_backends import specs_of
 
 
 def test_a_check_says_what_an_answer_has_to_pass() -> None:
@@ -117,13 +118,13 @@ async def test_a_task_of_a_model_may_run_what_the_backend_allows_and_nothing_els
 def test_a_posted_plan_may_run_what_the_server_allows_and_nothing_else() -> None:
     backends = "backends: {command: {kind: command, allows: [[echo, yes]]}}"
     served = parse_plan(f"{backends}\ntasks: [{{id: a, run: [x]}}]").backends
-    assert posted_plan({"tasks": [{"id": "a", "run": ["echo", "yes"]}]}, {}, ["command"], served).dag["a"].run
+    assert posted_plan({"tasks": [{"id": "a", "run": ["echo", "yes"]}]}, {}, served).dag["a"].run
     nothing: Mapping[str, BackendSpec] = {}
     for specs, run in ((served, ["echo", "no"]), (nothing, ["echo", "yes"])):
         with pytest.raises(PlanError, match=r"tasks\[0\]\.run: the command 'echo \w+' is not allowed"):
-            posted_plan({"tasks": [{"id": "a", "run": run}]}, {}, ["command"], specs)
+            posted_plan({"tasks": [{"id": "a", "run": run}]}, {}, specs)
         with pytest.raises(PlanError, match=r"tasks\[0\]\.check\.run: the command 'echo \w+' is not allowed"):
-            posted_plan({"tasks": [{"id": "a", "prompt": "p", "check": {"run": run}}]}, {}, ["command"], specs)
+            posted_plan({"tasks": [{"id": "a", "prompt": "p", "check": {"run": run}}]}, {}, specs)
 
 
 async def test_a_backend_for_models_is_given_no_command() -> None:
@@ -188,5 +189,5 @@ def test_a_folder_that_is_missing_is_told_by_plait_check(tmp_path: Path) -> None
 def test_a_posted_plan_names_no_folder_and_no_variables_of_the_server() -> None:
     loop = {"tasks": [{"id": "b", "prompt": "p", "env": {"A": "1"}}], "until": "true"}
     with pytest.raises(PlanError) as caught:
-        posted_plan({"tasks": [{"id": "a", "prompt": "p", "cwd": "/"}, {"id": "l", "loop": loop}]}, {}, ["m"])
+        posted_plan({"tasks": [{"id": "a", "prompt": "p", "cwd": "/"}, {"id": "l", "loop": loop}]}, {}, specs_of("m"))
     assert [problem.where for problem in caught.value.problems] == ["tasks[0].cwd", "tasks[1].loop.tasks[0].env"]

@@ -133,7 +133,7 @@ def test_a_mapping_whose_rows_are_no_text_is_a_value_like_any_other(tmp_path: Pa
     for value in ({"columns": ["a", "b"], "rows": [[1, 2], [3, 4]]}, {"rows": None}, {"rows": 3}, {"rows": {"x": 1}}):
         plan: dict[str, object] = {"inputs": {"t": value}, "tasks": [{"id": "t1", "prompt": "{{ t.rows }}"}]}
         assert parse_plan(json.dumps(plan), format="json", folder=tmp_path).dag.inputs == {"t": value}
-        assert posted_plan(plan, {}, []).dag.inputs == posted_plan(plan, {"t": value}, []).dag.inputs == {"t": value}
+        assert posted_plan(plan, {}, {}).dag.inputs == posted_plan(plan, {"t": value}, {}).dag.inputs == {"t": value}
         schema.validate(plan)
 
 

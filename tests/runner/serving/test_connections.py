@@ -160,7 +160,7 @@ async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[int]:
     runner = ParallelRunner(FunctionBackend(str.upper), store=MemoryStore())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         async with runner.runs as service, anyio.create_task_group() as beside:
-            server = ApiServer(ServedRuns(service, (), {}), listening, SignIn("token", "127.0.0.1:8377", Clock()))
+            server = ApiServer(ServedRuns(service), listening, SignIn("token", "127.0.0.1:8377", Clock()))
             beside.start_soon(server.serve)
             yield listening.getsockname()[1]
             server.stop()
@@ -170,7 +170,7 @@ async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[int]:
 async def test_a_head_that_drips_in_is_cut_off(monkeypatch: pytest.MonkeyPatch, requests_before: int) -> None:
     async with impatient(monkeypatch) as port, await anyio.connect_tcp("127.0.0.1", port) as stream:
         for _ in range(requests_before):
-            whole = f"GET / HTTP/1.1\r\nHost: localhost:{port}\r\nAuthorization: Bearer token\r\n\r\n"
+            whole = f"GET /nothing HTTP/1.1\r\nHost: localhost:{port}\r\nAuthorization: Bearer token\r\n\r\n"
             await stream.send(whole.encode())
             assert (await stream.receive()).startswith(b"HTTP/1.1 404")
         await stream.send(b"GET / HTTP/1.1\r\nX-Slow: ")

@@ -14,9 +14,11 @@ from plait.errors import PlanError
 from plait.orchestration import OrchestratorPolicy
 from plait.persistence import MemoryStore
 from plait.runner.client.offered_plans import posted_plan
+from plait.runner.client.run_backends import BackendSet
 from plait.runner.serving.http_routes import NewRun, ServedRuns
 from tests.runner.serving.test_lifecycle import created, events, post
 from tests.support.processes.served import served
+from tests.support.served_backends import specs_of
 
 BACKENDS = """
 backends:
@@ -126,9 +128,9 @@ def test_a_posted_default_is_the_backend_of_tasks_steps_and_roles(tmp_path: Path
             found = texts(client.get(f"/api/runs/{run_id}").json())
             assert {text for _, text in found.values()} == {"from the archive"}
     tasks = [{"id": "a", "prompt": "x", "backend": "x"}, {"id": "b", "prompt": "x", "continues": "a"}]
-    dag = posted_plan({"defaults": {"backend": "w"}, "tasks": tasks}, {}, ["w", "x"]).dag
+    dag = posted_plan({"defaults": {"backend": "w"}, "tasks": tasks}, {}, specs_of("w", "x")).dag
     assert [dag.backend_of(task) for task in dag] == ["x", "x"], "a conversation stays on its backend"
-    policy = posted_plan({"defaults": {"backend": "w"}, "orchestrate": {"goal": "g"}}, {}, ["w", "x"]).policy
+    policy = posted_plan({"defaults": {"backend": "w"}, "orchestrate": {"goal": "g"}}, {}, specs_of("w", "x")).policy
     assert isinstance(policy, OrchestratorPolicy) and policy.backends() == {"w"}
 
 
@@ -148,7 +150,7 @@ def test_a_posted_default_is_the_backend_of_tasks_steps_and_roles(tmp_path: Path
 )
 def test_what_a_posted_goal_may_not_say(plan: dict[str, Any], inputs: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError) as refused:
-        posted_plan({"inputs": {"a": ""}, "orchestrate": plan}, inputs, ["w"])
+        posted_plan({"inputs": {"a": ""}, "orchestrate": plan}, inputs, specs_of("w"))
     assert said in str(refused.value)
 
 
@@ -161,7 +163,7 @@ def test_what_a_posted_goal_may_not_say(plan: dict[str, Any], inputs: dict[str, 
 )
 def test_what_a_posted_step_may_not_say(step: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError) as refused:
-        posted_plan({"workflow": [step]}, {}, ["w"])
+        posted_plan({"workflow": [step]}, {}, specs_of("w"))
     assert said in str(refused.value)
 
 
@@ -169,7 +171,7 @@ async def test_a_goal_for_the_servers_small_model_asks_for_short_answers() -> No
     store = MemoryStore()
     async with ParallelRunner(lambda _: "x", store=store).runs as service:
         specs = {"default": LocalSpec(kind="local")}
-        api = ServedRuns(service, ["default"], {}, specs)
+        api = ServedRuns(service, BackendSet(specs))
         shape = await api.create(NewRun(plan={"orchestrate": {"goal": "g"}}), Response())
         [first, *_] = await store.list_tasks(shape.run_id)
         assert first.prompt.startswith("Goal:") and "List the steps" in first.prompt

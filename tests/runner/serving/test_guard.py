@@ -33,7 +33,7 @@ class Asked:
         self._chunks = list(chunks) or [b""]
         self._gone = gone
         pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers or SENT.items()]
-        self._scope = {"type": "http", "method": "POST", "headers": pairs, **scope}
+        self._scope = {"type": "http", "method": "POST", "path": "/api/runs", "headers": pairs, **scope}
         anyio.run(self._ask)
 
     async def _ask(self) -> None:
@@ -178,7 +178,12 @@ def test_a_message_without_a_body_is_an_empty_piece() -> None:
         got.append((await again())["body"])
 
     async def ask() -> None:
-        scope = {"type": "http", "headers": [(name.encode(), value.encode()) for name, value in SENT.items()]}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/api/runs",
+            "headers": [(name.encode(), value.encode()) for name, value in SENT.items()],
+        }
         await Guard(app, "t0ken", frozenset({HOST}))(scope, receive, send)
 
     anyio.run(ask)

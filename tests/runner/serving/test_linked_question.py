@@ -147,7 +147,7 @@ async def test_a_link_raises_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         (notice,) = receiver.notices
         assert notice["on"] == "budget"
         async with runner.runs as runs:
-            app = make_app(ServedRuns(runs, (), {}), SignIn("token", "127.0.0.1:8377", Clock()))
+            app = make_app(ServedRuns(runs), SignIn("token", "127.0.0.1:8377", Clock()))
             async with AsyncClient(transport=ASGITransport(app), base_url="http://127.0.0.1:8377") as client:
                 body = {"link": str(notice["link"]).partition("#")[2], "said": {"value": 50}}
                 assert (await client.post("/page/question", json=body)).status_code == 200

@@ -26,6 +26,7 @@ from tests.runner.serving.test_lifecycle import created, events, post
 from tests.support.processes.command import plait
 from tests.support.processes.served import served
 from tests.support.quick_runs import quick_runs
+from tests.support.served_backends import set_of
 
 PLAN = {"tasks": [{"id": "asks", "prompt": "ask"}, {"id": "uses", "prompt": "got {{ asks }}", "depends_on": ["asks"]}]}
 BESIDE = {"tasks": [*PLAN["tasks"], {"id": "held", "prompt": "held"}]}
@@ -137,7 +138,7 @@ async def test_others_are_answered_while_a_run_is_made_ready_to_be_shown(monkeyp
     runner = ParallelRunner(asks, store=MemoryStore())
     run = await runner.run(DAG([Task("a", "x")]))
     async with runner.runs as service, anyio.create_task_group() as group:
-        app = make_app(ServedRuns(service, ["default"], {}), SignIn("token", "127.0.0.1:8377", Clock()))
+        app = make_app(ServedRuns(service, set_of("default")), SignIn("token", "127.0.0.1:8377", Clock()))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
             shown: list[httpx.Response] = []
 

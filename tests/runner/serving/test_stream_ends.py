@@ -50,7 +50,7 @@ async def in_service(ask: Callable[[Guard, str], Any]) -> None:
     runner = ParallelRunner(FunctionBackend(work), store=MemoryStore())
     async with runner.runs as service:
         result = await runner.run(DAG([Task(f"t{n}", prompt="x") for n in range(30)]))
-        served = ServedRuns(service, ("default",), {})
+        served = ServedRuns(service)
         app = make_app(served, SignIn("t0ken", HOST, Clock()))
         await ask(Guard(app, "t0ken", frozenset({HOST})), result.run_id)
 

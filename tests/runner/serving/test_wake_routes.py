@@ -12,8 +12,9 @@ from plait import ParallelRunner, RunStatus, SQLiteStore, Task
 from plait.clock_and_ids import Clock
 from plait.errors import BackendError, ErrorKind
 from plait.runner.client.offered_plans import LocalPlans
-from plait.runner.client.run_backends import BackendOptions
+from plait.runner.client.run_backends import BackendOptions, BackendSet
 from plait.runner.serving.http_routes import ServedRuns
+from tests.support.served_backends import set_of
 
 
 class Late(Clock):
@@ -38,18 +39,18 @@ async def park(store: SQLiteStore, run_id: str, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "starts", "woken"),
-    [({"posted": True}, True, ["mine"]), ({}, True, ["mine", "other"]), ({"posted": True}, False, [])],
+    ("backends", "starts", "woken"),
+    [(set_of("w"), True, ["mine"]), (None, True, ["mine", "other"]), (set_of("w"), False, [])],
     ids=["posted plans", "the page", "queueing"],
 )
 async def test_runs_are_woken_over_http(
-    tmp_path: Path, settings: dict[str, Any], *, starts: bool, woken: list[str]
+    tmp_path: Path, backends: BackendSet | None, *, starts: bool, woken: list[str]
 ) -> None:
     async with SQLiteStore(tmp_path / "runs.db") as store:
         await park(store, "mine", posted=True)
         await park(store, "other")
         async with ParallelRunner(answer, store=store).runs as runs:
-            told = await ServedRuns(runs, (), settings, {}, starts=starts).wake()
+            told = await ServedRuns(runs, backends, starts=starts).wake()
             await runs.driven_to_end()
             assert (told.woken, told.errors) == (woken, {})
             done = [run.run_id for run in await runs.list(9, statuses=[RunStatus.COMPLETED])]
