@@ -344,17 +344,14 @@ class HostConnection:
             theirs = one_line(str(first.get("version")))
             self.reason = differs(theirs, ours) if self.refusal == "version" else one_line(str(first.get("message")))
             return self.reason
-        self._accepted()
+        self.is_connected = self.was_connected = True
+        self.tries, self.away_since, self.reason = 0, None, ""
+        self.on_change()
         async for frame in frames:
             attempt = self.attempts.get(str(frame.get("attempt")))
             if attempt is not None:
                 attempt.put(frame)
         return ""
-
-    def _accepted(self) -> None:
-        self.is_connected = self.was_connected = True
-        self.tries, self.away_since, self.reason = 0, None, ""
-        self.on_change()
 
     def _lost(self, reason: str) -> None:
         self.is_connected = False
@@ -368,18 +365,16 @@ class HostConnection:
         self.on_change()
 
     async def _write(self, channel: Channel) -> None:
-        """Send the waiting frames, and end the input of the process at `close`."""
-        while await self._send_waiting(channel):
+        """Send the waiting frames until the host no longer reads. At `close`, end the input of the process."""
+        while True:
+            data, self._unsent = bytes(self._unsent), bytearray()
+            if data and not await channel.send(data):
+                return
             if self._closing.is_set() and not self._to_send.is_set():
                 await channel.end_input()
                 return
             await self._to_send.wait()
             self._to_send = anyio.Event()
-
-    async def _send_waiting(self, channel: Channel) -> bool:
-        """Send what waits. Return False if the host no longer reads."""
-        data, self._unsent = bytes(self._unsent), bytearray()
-        return not data or await channel.send(data)
 
 
 def differs(theirs: str, ours: str) -> str:

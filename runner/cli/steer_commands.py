@@ -60,16 +60,15 @@ async def answer_command(
     async with open_store(store_path, "existing") as store:
         record = await find_run(store, run)
         waiting = await find_task(store, record, task)
+        runs = TrustedBackends(store, note=print_note).runs()
         taken = True
         if kind == "value":
             # Without a question the runner decides: it reads the task once more.
             asking = None if waiting.asked is None else asking_of(waiting.question or "", waiting.asked)
             reply = text if asking is None else asking.read(text)
-            runs = TrustedBackends(store).runs()
             taken = await runs.answer(record.run_id, task, reply, attempt=waiting.attempt or None)
         else:
             print_watch_notice(record)
-            runs = TrustedBackends(store, note=print_note).runs()
             await runs.settle(record.run_id, task, cast("How", kind), text)
         record = await find_run(store, record.run_id)
     if as_json:
@@ -153,7 +152,7 @@ async def continue_command(run: str, task: str, message: str, **options: Any) ->
 async def _steered_run(path: StorePlace, word: str) -> AsyncGenerator[tuple[RunRecord, Runs]]:
     """Yield the run that `word` names, and the runs of its store."""
     async with open_store(path, "existing") as store:
-        yield await find_run(store, word), TrustedBackends(store, FileOptions(), note=print_note).runs()
+        yield await find_run(store, word), TrustedBackends(store, note=print_note).runs()
 
 
 @subcommand("pause", PAUSE)

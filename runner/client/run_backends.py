@@ -698,8 +698,10 @@ class StoredBackends:
         if (spec := self.specs.get(name)) is None:
             return None
         needs_file = _needs_plan_file(spec)
-        if needs_file or isinstance(spec, FunctionSpec | ProgramSpec) or spec.on is not None:
-            self._require_trusted(name, [*self._plan_files(), self.folder])
+        is_file_read = needs_file or isinstance(spec, FunctionSpec | ProgramSpec) or spec.on is not None
+        if is_file_read and self.files.plans is not None:  # a worker has to trust each of the plans that are called
+            plans = () if self.plan is None else called_plan_data(self.plan) if self.plan.exists() else (self.plan,)
+            self._require_trusted(name, [*plans, self.folder])
         if isinstance(spec, FunctionSpec):
             if name not in (now := self._plan_specs(name)):
                 raise InvalidRequest(
@@ -719,12 +721,6 @@ class StoredBackends:
         with suppress(InvalidRequest, PlanError):
             return _read_notify(read_plan_data(file), file)
         return ()
-
-    def _plan_files(self) -> list[Path]:
-        """Return the plan file, with those of the plans that it calls for a worker, who has to trust each."""
-        if self.plan is None:
-            return []
-        return [self.plan] if self.files.plans is None or not self.plan.exists() else [*called_plan_data(self.plan)]
 
     def _require_trusted(self, name: str, files: Iterable[Path]) -> None:
         """Raise InvalidRequest if a worker does not trust one of the files or folders, which backend `name` uses."""
@@ -789,7 +785,9 @@ class StoredBackends:
         elif (now := self._plan_specs(name).get(name)) is None:
             why = f"{self.plan} has no such backend"
         else:
-            why = f"the values of {_join_names(_differing(spec, now))} are not those of the plan file {self.plan}"
+            old, new = spec.model_dump(), now.model_dump()
+            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+            why = f"the values of {_join_names(keys)} are not those of the plan file {self.plan}"
         return (
             f"backend {name!r} of run {self.run.run_id} {may}, so a plan file has to have it as stored, and {why}; put "
             "it there, or name a file with --backends FILE"
@@ -806,12 +804,6 @@ class StoredBackends:
             return {name: spec for part in parts for name, spec in part.items()}
         except InvalidRequest as error:
             raise InvalidRequest(f"{why}, and {error}; if the file has moved, name it with --plan PATH") from None
-
-
-def _differing(one: BackendSpec, other: BackendSpec) -> list[str]:
-    """Return the keys in which two specs differ."""
-    old, new = one.model_dump(), other.model_dump()
-    return [key for key in {**old, **new} if old.get(key) != new.get(key)]
 
 
 def _join_names(names: Iterable[str]) -> str:
