@@ -203,12 +203,13 @@ async def _queue(plan: Plan, backend_set: BackendSet, options: Mapping[str, Any]
     settings = {name: options[name] for name in ("budget", "unpriced", "priority")}
     async with open_store(options["store_path"]) as store:
         run_id = await queue_run(plan, backend_set, store, concurrency, options["key"], **settings)
-        if options["detach"]:
-            code, message = await start_process(run_id, store, options["store_path"], park=options["park"])
-            if code is not None:
-                print_note(message)
-                print_note(f"run {run_id} is queued; resume it, or let a worker run it")
-                return code
+        if options["detach"] and (
+            failed := await start_process(run_id, store, options["store_path"], park=options["park"])
+        ):
+            code, message = failed
+            print_note(message)
+            print_note(f"run {run_id} is queued; resume it, or let a worker run it")
+            return code
     if options["as_json"]:
         print_json({"run_id": run_id})
     else:

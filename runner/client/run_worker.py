@@ -155,9 +155,9 @@ class Worker:
             self._later[run.run_id] = self._clock.monotonic() + NOT_DUE_S
 
 
-async def start_process(run_id: str, store: Store, place: StorePlace, *, park: bool) -> tuple[int | None, str]:
-    """Start a process in a session of its own that executes the queued run, and return once a process has the run, with
-    None and an empty text. If the process ends before, its exit code is returned, and what it said.
+async def start_process(run_id: str, store: Store, place: StorePlace, *, park: bool) -> tuple[int, str] | None:
+    """Start a process in a session of its own that executes the queued run, and return None once a process has the run.
+    If the process ends before, its exit code is returned, and what it said.
     """
     environment = {**os.environ, STORE_VARIABLE: place.dsn if isinstance(place, ServerAddress) else str(place)}
     words = [sys.executable, "-m", "plait", "resume", run_id, "-q", *(["--park"] if park else [])]
@@ -172,7 +172,7 @@ async def start_process(run_id: str, store: Store, place: StorePlace, *, park: b
             ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
             record = await store.get_run(run_id)
             if record is None or RunStatus(record.status) is not RunStatus.QUEUED:
-                return None, ""
+                return None
             if ended:
                 errors.seek(0)
                 return os.waitstatus_to_exitcode(status), errors.read().decode(errors="replace").strip()

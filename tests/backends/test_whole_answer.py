@@ -8,6 +8,7 @@ import pytest
 
 from plait.backends.whole_answer import split_thoughts, whole_answer, without_calls
 from plait.errors import BackendError, ErrorKind
+from plait.usage import Usage
 
 K = ErrorKind
 
@@ -93,6 +94,14 @@ def test_a_call_of_a_tool_that_nobody_answers_is_no_answer_whatever_the_reason()
     with pytest.raises(BackendError) as caught:
         whole_answer("half", (), calls_tool=True, missing="the answer broke off")
     assert caught.value.kind is K.TRANSIENT
+
+
+@pytest.mark.parametrize("reason", ["content_filter", "length", "tool_calls", "max_turn_requests", "who knows"])
+def test_what_half_an_answer_cost_is_counted(reason: str) -> None:
+    usage = Usage(10, 20)
+    with pytest.raises(BackendError) as caught:
+        whole_answer("half", [reason], usage=usage)
+    assert caught.value.usage == usage
 
 
 def test_a_call_of_a_tool_that_is_answered_ends_no_answer() -> None:

@@ -58,6 +58,16 @@ def test_a_session_is_opened_as_the_agent_is_able_to(call: AgentCall, capabiliti
         assert held.said[1]["params"] == {"sessionId": "x", "cwd": AIMS.cwd, "mcpServers": []}
 
 
+def test_earlier_prompts_are_looked_for_where_another_session_may_have_the_same_id() -> None:
+    def opened(name: str) -> str:
+        goals = replace(AIMS, prompt="go on", earlier_prompts=("Work.",))
+        talk = AcpMachine(AgentCall(NOWHERE, "x", resume=True), goals, lambda: NOW)
+        able = start(name=name, loadSession=True, sessionCapabilities={"resume": {}})
+        return hold(talk, [able]).methods[1]
+
+    assert [opened("goose"), opened("gemini")] == ["session/load", "session/resume"]
+
+
 def test_a_prompt_that_never_got_into_the_session_is_found_out() -> None:
     def load(*heard: str) -> Held:
         goals = replace(AIMS, prompt="go on", holds=("Please  work\nhard", "go on"))

@@ -197,6 +197,9 @@ def test_the_last_telling_line_is_the_message() -> None:
     assert told == (ErrorKind.CRASHED, "it ended with status 1 before its turn was over: Error: broken")
     assert no_outcome("it", ProcessEnd(1, "noise: x"), ("noise",))[1].endswith("was over")
     assert no_outcome("it", ProcessEnd(1, " at a\n at b"))[1].endswith("was over:  at b")
+    assert no_outcome("it", ProcessEnd(1, "Error: broken", ("x", "see the log")))[1].endswith(
+        "was over: Error: broken: see the log"
+    )
 
 
 def test_a_phrase_on_any_line_decides_unless_a_signal_ended_the_command() -> None:

@@ -15,7 +15,7 @@ import pytest
 from plait import DAG, ParallelRunner, RunStatus, Task, TaskStatus, events
 from plait.backends import AcpBackend, ClaudeCodeBackend, CodexBackend, ConversationRequest, Output
 from plait.backends.agents import acp_agent, cli_agent
-from plait.backends.agents.agent_output import TurnWatch, outputs_of, read_line
+from plait.backends.agents.agent_output import TurnWatch, outputs_of, place_output, read_line
 from plait.backends.agents.cli_agent import AgentBackend
 from plait.backends.backend_protocol import Files, Reply
 from plait.errors import BackendError, ErrorKind
@@ -194,6 +194,15 @@ async def test_a_turn_is_read_through_the_codes_of_a_terminal(agent: str, tmp_pa
     assert [(one.kind, one.text) for one in shown] == [(one.kind, one.text) for one in seen]
     assert [one.text for one in seen if one.kind == "text"] == ["Hello world"]
     assert [one.kind for one in seen if "looks like an event" in one.text] == ["notice"]
+
+
+def test_the_output_of_a_turn_on_another_host_is_shown_as_it_was_sent(tmp_path: Path) -> None:
+    for text in ["Hello ", "world"]:
+        place_output(tmp_path / "turn", Output("text", text), begins=text == "Hello ")
+    watch = TurnWatch(tmp_path / "turn")
+    shown = [watch.take().output for _ in iter(watch.peek, None)]
+    watch.close()
+    assert shown == [Output("text", "Hello "), Output("text", "world")]
 
 
 ACP_AGENT = """#!{python}

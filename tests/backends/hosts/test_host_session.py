@@ -65,3 +65,50 @@ async def test_the_patience_with_a_host_does_not_begin_anew_with_each_try(wanted
                 assert not await session.wait_until_back(connections[0], attempt("t"), told.append)
         group.cancel_scope.cancel()
     assert wanted is None or len({one.text for one in told}) > 3
+
+
+class Nearing:
+    """A host whose connections end before it has said a word."""
+
+    code: int | None = None
+    errors = ""
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    async def open(self) -> Nearing:
+        self.opened += 1
+        return self
+
+    async def receive(self) -> bytes:
+        raise anyio.EndOfStream
+
+    async def send(self, _data: bytes) -> bool:
+        return True
+
+    async def end_input(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class Growing(HostSession):
+    def grow(self, connection: HostConnection) -> None:
+        self._add(connection)
+
+
+async def test_a_host_that_comes_later_is_connected_again_and_again_for_no_reason_of_its_own() -> None:
+    run, host = RunOnHosts("r", "0" * 32, 1), Nearing()
+    session = Growing([], 60.0, run, [])
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.run)
+        await checkpoint()
+        await checkpoint()
+        later = HostConnection("m2", run, {"slots": 1}, host.open)
+        session.grow(later)
+        with anyio.fail_after(60):
+            while host.opened < 2:  # noqa: ASYNC110 - no event announces it
+                await anyio.sleep(0.01)
+        assert (later.refusal, later.reason) == (None, "")
+        session.close()
