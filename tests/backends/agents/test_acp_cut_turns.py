@@ -86,7 +86,7 @@ async def test_a_cancelled_turn_is_told_so_and_leaves_nothing_behind(home: Home,
 
 
 async def test_a_turn_takes_no_longer_than_it_may(home: Home) -> None:
-    error = await fails(home.acp(turn_timeout=5.0), "Work. [[until /dev/null/never]]", files=home.files())
+    error = await fails(home.acp(turn_timeout=3.0), "Work. [[until /dev/null/never]]", files=home.files())
     assert (error.kind, error.continues_session) == (ErrorKind.TIMEOUT, True)
     error = await fails(home.acp(idle_timeout=0.7), "Work. [[until /dev/null/never]]", files=home.files(2))
     assert error.kind is ErrorKind.TIMEOUT

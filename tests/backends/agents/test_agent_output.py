@@ -288,7 +288,7 @@ async def test_an_agent_that_waits_for_a_login_is_not_tried_again(tmp_path: Path
 
     async def fail(words: str) -> None:
         with pytest.raises(BackendError) as caught:  # it has to say its words within the limit
-            await _send(ClaudeCodeBackend(command=_saying(tmp_path / words[:4], words), idle_timeout=5))
+            await _send(ClaudeCodeBackend(command=_saying(tmp_path / words[:4], words), idle_timeout=3))
         errors[words] = caught.value
 
     kinds = {"Please log in: https://a.example/login": K.AUTH, "Loading the model": K.TIMEOUT}
@@ -297,7 +297,7 @@ async def test_an_agent_that_waits_for_a_login_is_not_tried_again(tmp_path: Path
             group.start_soon(fail, words)
     assert {words: error.kind for words, error in errors.items()} == kinds
     for words, error in errors.items():
-        assert error.message == f"no output for 5 s (idle_timeout); the last line of its output: {words}"
+        assert error.message == f"no output for 3 s (idle_timeout); the last line of its output: {words}"
 
 
 def _saying(command: Path, words: str) -> str:

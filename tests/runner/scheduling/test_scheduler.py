@@ -249,7 +249,7 @@ def test_dropping_takes_no_longer_where_much_is_eligible() -> None:
         assert plan.exhausted
         return time.process_time() - began
 
-    assert min(dropped(20_000) for _ in range(3)) < 40 * max(min(dropped(2_000) for _ in range(3)), 1e-3)
+    assert min(dropped(8_000) for _ in range(3)) < 40 * max(min(dropped(800) for _ in range(3)), 1e-3)
 
 
 def test_each_attempt_takes_the_share_of_its_own_prompt() -> None:
