@@ -211,14 +211,15 @@ def url_fault(url: str) -> str | None:
         return "base_url holds a space or a control character"
     if not url.lower().startswith(("http://", "https://")):
         return "base_url does not begin with http:// or https://"
+    path = ""
     try:
         parts = urlsplit(url)
-        is_address = bool(parts.hostname and _HOST.fullmatch(parts.hostname)) and parts.port != 0
+        path, is_address = parts.path, bool(_HOST.fullmatch(parts.hostname or "")) and parts.port != 0
     except ValueError:  # brackets that do not fit, or a port that is no number
         is_address = False
     if not is_address:
         return "base_url does not name a host, or a host and a port"
-    end = next((end for end in _OWN_PATHS if parts.path.rstrip("/").endswith(end)), None)
+    end = next((end for end in _OWN_PATHS if path.rstrip("/").endswith(end)), None)
     return None if end is None else f"base_url ends in {end}, which plait adds; leave it out"
 
 

@@ -330,8 +330,9 @@ async def _run_fork(options: Mapping[str, Any], task: str, *, only: bool) -> int
     output = replace(OutputOptions.of(options), result_of=task if only else None)
     files = FileOptions(options["plan"], options["backends"])
     async with open_store(options["store_path"], "read" if options["dry_run"] else "existing") as store:
-        plan = named_plan(files.plan) if options["run"] == "last" and files.plan is not None else ()
-        record = await find_run(store, options["run"], *plan)
+        is_last = options["run"] == "last"
+        name, file = named_plan(files.plan) if is_last and files.plan is not None else (None, None)
+        record = await find_run(store, options["run"], name, file)
         edits = {"prompts": options["prompts"], "results": options["results"]}
         edits["inputs"] = _inputs(record, options["inputs"])
         trusted = TrustedBackends(store, files, note=print_note, concurrency=output.concurrency)

@@ -213,13 +213,14 @@ async def export_command(run: str, store_path: StorePlace, as_json: bool, **opti
     are made from run, task and attempt: a trace that is sent again is the same.
     """
     file, pattern, is_followed, has_content = (options[name] for name in ("file", "pattern", "follow", "content"))
-    plan: tuple[()] | tuple[str, Path] = ()
+    plan_name: str | None = None
+    plan_file: Path | None = None
     if run == "last" and options["plan"] is not None:
         from plait.runner.client.run_backends import named_plan  # noqa: PLC0415 - the reader of plans is slow to load
 
-        plan = named_plan(options["plan"])
+        plan_name, plan_file = named_plan(options["plan"])
     async with open_store(store_path, "read") as store:
-        record = await find_run(store, run, *plan)
+        record = await find_run(store, run, plan_name, plan_file)
         if options["as_trace"]:
             await _send_trace(store, record, is_followed=is_followed, has_content=has_content, as_json=as_json)
             return

@@ -637,8 +637,9 @@ class StoredBackends:
     @property
     def replacements(self) -> dict[str, BackendSpec]:
         """The backends of `files.backends` that replace those in `specs`."""
-        new = {} if self.replacement is None else self.replacement.specs
-        return {name: spec for name, spec in new.items() if name in self.specs}
+        if self.replacement is None:
+            return {}
+        return {name: spec for name, spec in self.replacement.specs.items() if name in self.specs}
 
     def hosts(self, specs: Mapping[str, BackendSpec]) -> dict[str, HostsPart]:
         """Return the groups of hosts that `specs` name, from files alone. Raises InvalidRequest."""
