@@ -37,7 +37,7 @@ from plait.runner.scheduling.own_limits import RateGate
 
 MANY = 3
 """The least pressure that pauses a backend."""
-_SHARE = 5
+_SHARE = 4
 """The calls under way for each refusal that is one of many."""
 _RELIEF = 0.5
 """What a completed call takes from the pressure: random refusals, up to a third of all calls, add up to nothing."""

@@ -118,7 +118,7 @@ def test_many_refusals_pause_the_backend_and_halve_its_width() -> None:
     assert len(taken(plan)) == 4
 
 
-@pytest.mark.parametrize(("width", "many"), [(60, 11), (20, 4), (14, 3), (5, 3)])
+@pytest.mark.parametrize(("width", "many"), [(60, 13), (20, 5), (12, 3), (5, 3)])
 def test_how_many_are_many_depends_on_the_calls_under_way(width: int, many: int) -> None:
     plan = schedule(count=width, width=width)
     for position in range(many - 1):
