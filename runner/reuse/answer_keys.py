@@ -48,8 +48,6 @@ class AnswerKeys:
         """What `describe_change` returned so far, by position."""
         self.same: dict[tuple[int, int], bool] = {}
         """What `have_same_answer` returned so far for conversations, by the positions in both runs."""
-        self.same_keys: dict[str, bool] = {}
-        """Whether the backends of a name have the same answer key in both runs, as far as that was asked."""
         self._by_position: dict[int, str | None] = {}
         self._identities: dict[Hashable, list[int]] = {}
         self._excluded = state.answers if excluded is None else excluded
@@ -187,9 +185,7 @@ def _same_backends(before: AnswerKeys, earlier: int, after: AnswerKeys, later: i
 
 
 def _same_key(before: AnswerKeys, after: AnswerKeys, name: str) -> bool:
-    if (is_same := after.same_keys.get(name)) is None:
-        is_same = after.same_keys[name] = _is_equal(before.backend_keys.get(name), after.backend_keys.get(name))
-    return is_same
+    return _is_equal(before.backend_keys.get(name), after.backend_keys.get(name))
 
 
 def _judge_of(task: Task) -> str | None:
