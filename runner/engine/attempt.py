@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -284,10 +285,8 @@ class AttemptRunner:
     def _most_sent(self, position: int, task: Task) -> int:
         """Return the most tokens of the prompt and the conversation of the task's next attempt."""
         texts, continuation = [task.system or ""], self._state.continuations.get(position)
-        try:
+        with suppress(PromptError):  # the attempt fails before its call
             texts += self._texts(position)
-        except PromptError:  # the attempt fails before its call
-            return 0
         if continuation is not None:
             texts += [continuation.correction or "", "" if continuation.answer is None else continuation.answer.text]
         tokens = tokens_in(*texts)

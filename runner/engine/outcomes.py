@@ -264,7 +264,8 @@ class OutcomeHandler:
 
     def find(self, position: int) -> EarlierAnswer | None:
         """Return the answer that the task takes over in place of a call; None without."""
-        return None if self._run.answers is None else self._run.answers.find(self._state, position)
+        assert self._run.answers is not None  # else the scheduler gives no task to be looked at
+        return self._run.answers.find(self._state, position)
 
     def take_over(self, position: int, answer: EarlierAnswer) -> list[events.Event]:
         """Complete the task with `answer`. Return the events."""

@@ -17,6 +17,7 @@ from plait.backends.prices import Billing, Price
 from plait.errors import BackendError, ErrorKind, InvalidRequest, PlaitError
 from plait.events import BudgetRaised, TaskStarted
 from plait.persistence import Store
+from plait.runner.domain.asked_question import answers_of
 from plait.runner.engine.call_costs import FRAMING_TOKENS
 from plait.runner.state.budget import stored_budget
 from plait.task import Call
@@ -147,6 +148,8 @@ async def test_a_higher_budget_of_a_resume_is_the_answer_and_holds_afterwards(st
     assert (asking(lower), len(backend.calls)) == (["t1"], 1)
     higher = await ParallelRunner(backend, store=store, budget=6).resume(run_id)
     assert (asking(higher), len(backend.calls)) == (["t3"], 3)
+    answered = (await store.list_tasks(run_id))[1].answers
+    assert answered is not None and [one.by for one in answers_of(answered)] == ["person"]
     assert higher["t3"].question is not None and "budget of $6.00" in higher["t3"].question
     again = await ParallelRunner(backend, store=store).resume(run_id)
     assert (asking(again), len(backend.calls)) == (["t3"], 3)
@@ -311,6 +314,13 @@ async def test_the_worst_case_counts_every_byte_of_prompt_instructions_and_conve
     assert [one.id for one in result.tasks.values() if one.status is TaskStatus.WAITING_INPUT] == asks
 
 
+async def test_a_task_without_a_prompt_fails_and_asks_for_nothing() -> None:
+    """Its prompt names a field that the answer before does not have."""
+    backend = Priced()
+    result = await ParallelRunner(backend, budget=9).run([Task("a", "a"), Task("b", "{{ a.field }}", ["a"])])
+    assert (result["b"].error_kind, backend.calls, result.usage.cost_usd) == ("invalid_request", ["a"], 1.0)
+
+
 @pytest.mark.parametrize(
     ("error", "count"),
     [
@@ -328,6 +338,14 @@ async def test_a_judge_is_paid_once(store: Store, error: BackendError, count: fl
     result = await runner.run([task], run_id="r")
     assert (result["t"].status, len(judge.calls)) == (TaskStatus.FAILED, 1)
     assert await spent(store, "r") == (pytest.approx(count), 0.0)
+
+
+async def test_the_tokens_of_a_judge_without_a_price_are_counted() -> None:
+    error = BackendError(ErrorKind.TIMEOUT, "no answer", usage=Usage(30, 20))
+    judge = Priced(costs=lambda _prompt: error, price=None)
+    runner = ParallelRunner(backends={"m": Priced(), "judge": judge}, default="m", budget=100, unpriced=True)
+    result = await runner.run([Task("t", "p", check=Check(judge="Fine? {{ answer }}", backend="judge"))])
+    assert result["t"].usage == Usage(31, 21, 1.0, cost_is_partial=True)
 
 
 async def test_a_judge_that_was_refused_is_asked_again() -> None:
