@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 
@@ -69,6 +70,8 @@ async def test_votes(answers: list[object], how: object, value: object, said: st
     assert backend.made[-1].startswith("then ")
     (message,) = await store.list_messages("r", "pick")
     assert message.content.startswith(f"vote: {said}")
+    stored = next(one.data for one in await store.list_tasks("r") if one.task_id == "pick")
+    assert (None if stored is None else json.loads(stored)) == result["pick"].data
     (attempt,) = await store.list_attempts("r", "pick")
     assert (attempt.backend, attempt.status) == ("vote", "completed")
 

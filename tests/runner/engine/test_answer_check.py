@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from plait import DAG, Check, CommandBackend, FunctionBackend, OpenAIBackend, ParallelRunner, Retry, RunStatus, Task
+from plait.backends import ask
 from plait.backends.backend_protocol import Backend
 from plait.errors import BackendError, BackendMissing, DAGError, ErrorKind
 from plait.persistence import SQLiteStore
@@ -213,6 +214,16 @@ async def test_a_judge_without_a_verdict_fails_the_task_and_leaves_the_answer_in
     result = await runner.run(DAG([Task("work", "do it", check=check)]))
     assert result["work"].error == "the judge 'strict' gave no verdict (auth): no key"
     assert [one.content for one in await store.list_messages(result.run_id, "work")] == ["do it", "one"]
+
+
+async def test_a_judge_that_asks_a_person_fails_the_task() -> None:
+    async def judge(_prompt: str) -> str:
+        return str(await ask("Is it fine?"))
+
+    runner = ParallelRunner(Turns("one"), backends={"strict": judge})
+    check = Check(judge="Fine? {{ answer }}", backend="strict")
+    result = await runner.run(DAG([Task("work", "do it", check=check)]))
+    assert result["work"].error == "the judge 'strict' gave no verdict (unexpected): a judge cannot ask a person"
 
 
 async def test_an_answer_is_taken_over_only_under_the_same_check(store: SQLiteStore) -> None:

@@ -87,6 +87,17 @@ async def test_an_agent_works_there_and_so_does_its_check_and_what_continues_it(
     assert [call["colour"] for call in home.calls] == ["red", None]
 
 
+async def test_a_file_that_a_check_names_lies_where_the_task_works(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there before the turn, and has not changed since."""
+    home = make_home(folder / "home", monkeypatch)
+    (folder / "repos/a/notes").write_text("as before")
+    work = Task("work", "one", cwd="repos/a", backend="coder", check=Check(["false", "notes"], tries=1))
+    result = await run(folder, work, coder=replace(home.claude(), cwd=folder))
+    assert result["work"].error == "the check of the answer failed: false notes: false ended with exit code 1"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -55,6 +55,19 @@ async def test_a_turn_that_outlived_its_runner_is_not_said_again(world: World, e
     assert world.alive() == []
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_turn_that_continues_another_task_is_adopted_as_one_that_does(world: World, others: int) -> None:
+    """In the session of the other task, or forked from it if further tasks continue it."""
+    more = [{"id": f"c{number}", "prompt": "more", "continues": "a"} for number in range(others)]
+    world.plan({"id": "a", "prompt": "work"}, {"id": "b", "prompt": "then [[until go]]", "continues": "a"}, *more)
+    await world.killed(2 + others)
+    result, _ = await resumed(world, allow_once_adopted(world, "go"))
+    assert result.text["b"] == "re: then"
+    request = next(one for one in world.backend.requests if one.attaches)
+    first = world.turns[0]["session"]
+    assert (request.resume, request.fork_of) == ((True, None) if not others else (False, first))
+
+
 @pytest.mark.parametrize("ended", [False, True])
 async def test_a_turn_of_a_spare_that_outlived_its_runner_is_not_said_again(world: World, ended: bool) -> None:
     a, b = {"id": "a", "prompt": "work [[until go]]"}, {"id": "b", "prompt": "and then", "continues": "a"}

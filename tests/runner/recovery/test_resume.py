@@ -64,6 +64,15 @@ async def test_a_resume_reads_the_run_and_its_inbox_once_before_it_claims_the_ru
     }
 
 
+async def test_a_conversation_that_several_tasks_continue_is_read_for_all_at_once(store: Store) -> None:
+    """After a look whether it is damaged."""
+    dag = DAG([Task("a", "a"), *(Task(name, name, continues="a") for name in "bcd")])
+    await stopped_after(store, dag, 1)
+    calls: list[str] = []
+    await ParallelRunner(Talker(), store=FaultyStore(store, lambda method, _: calls.append(method))).resume("r")
+    assert calls[: calls.index("write")].count("list_messages") == 2
+
+
 async def test_an_answer_that_comes_while_the_backends_are_opened_is_used(store: Store) -> None:
     asks = DAG([Task("a", prompt="Which one?")])
     options = RunOptions(PersonBackend(), store=store)

@@ -94,6 +94,14 @@ def test_failure_modes(mode: FailureMode, status: TaskStatus, runs: list[str]) -
     assert taken(dag, resumed) == runs, "a resumed run decides alike"
 
 
+def test_a_task_with_join_starts_with_the_first_success() -> None:
+    dag = DAG([Task("a", "a"), Task("b", "b"), Task("end", "end", ["a", "b"], join="any")])
+    plan = schedule(dag)
+    assert taken(dag, plan) == ["a", "b"]
+    plan.finish(1, DONE)
+    assert taken(dag, plan) == ["end"]
+
+
 def test_a_task_set_aside_frees_its_place_and_keeps_the_run_going() -> None:
     dag = DAG([Task("a", "a"), Task("b", "b")])
     plan = schedule(dag, concurrency=1)

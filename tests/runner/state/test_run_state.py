@@ -357,6 +357,19 @@ def test_an_expanded_task_waits_for_its_parts(count: int) -> None:
     assert set(dag.dependencies[1]) == {0, *range(2, 2 + count)}
 
 
+def test_a_task_with_join_keeps_the_results_that_it_started_with() -> None:
+    """The task started in an earlier process, between the ends of the two that it names."""
+    tasks = [Task("a", "a"), Task("b", "b"), Task("end", "{{ a }}|{{ b }}", ["a", "b"], join="any")]
+    earlier, later = "2026-01-02T03:04:01.000Z", "2026-01-02T03:04:09.000Z"
+    records = (
+        TaskRecord("a", 0, "a", (), None, "{}", COMPLETED.value, 1, text="A", ended_at=earlier),
+        TaskRecord("b", 1, "b", (), None, "{}", COMPLETED.value, 1, text="B", ended_at=later),
+        TaskRecord("end", 2, tasks[2].prompt, ("a", "b"), None, "{}", RUNNING.value, 1, started_at=AT),
+    )
+    state = RunState(DAG(tasks), records)
+    assert state.texts(tasks[2]).prompt() == "A|"
+
+
 def test_failures_of_earlier_processes_count_until_a_person_reopened_the_task() -> None:
     def attempt(number: int, status: str, kind: ErrorKind | None = None, error: str | None = None) -> AttemptRecord:
         name = None if kind is None else kind.value
