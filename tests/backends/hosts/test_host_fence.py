@@ -49,3 +49,12 @@ def test_a_run_that_goes_on_after_its_end_keeps_its_files(tmp_path: Path) -> Non
     attempt_folder(again, "a/2").mkdir(parents=True)
     remove_attempts(tmp_path, other)
     assert (again / "a" / "2").exists()
+
+
+def test_names_are_folders_and_lead_to_no_other_place(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, KEYS[0], "Host-1.b_C")
+    assert folder.name == "Host-1.b_C"
+    assert attempt_folder(folder, "Task_A.9-z/1").is_relative_to(folder / "Task_A.9-z")
+    for task in ["..", ".a", "a/b", "a" * 65, "", "é"]:
+        with pytest.raises(ValueError):
+            attempt_folder(folder, f"{task}/1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 
@@ -11,9 +12,17 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from plait.backends.backend_protocol import Output, RunOnHosts
-from plait.backends.hosts.host_connection import AttemptChannel, HostConnection, open_process
+from plait.backends.hosts import host_connection
+from plait.backends.hosts.host_connection import (
+    AttemptChannel,
+    Channel,
+    HostConnection,
+    ReachableHost,
+    open_process,
+)
 from plait.backends.hosts.host_session import HostSession
 from plait.errors import BackendError
+from plait.hosts import SSHHosts
 
 
 def attempt(task: str) -> AttemptChannel:
@@ -67,23 +76,29 @@ async def test_the_patience_with_a_host_does_not_begin_anew_with_each_try(wanted
     assert wanted is None or len({one.text for one in told}) > 3
 
 
-class Nearing:
-    """A host whose connections end before it has said a word."""
+class Peer:
+    """A host whose connections say `first` and wait; without it they end at once."""
 
     code: int | None = None
     errors = ""
 
-    def __init__(self) -> None:
-        self.opened = 0
+    def __init__(self, first: bytes = b"") -> None:
+        self.opened, self.sent, self._first, self._has_spoken = 0, b"", first, False
 
-    async def open(self) -> Nearing:
+    async def open(self) -> Peer:
         self.opened += 1
         return self
 
     async def receive(self) -> bytes:
-        raise anyio.EndOfStream
+        if not self._first:
+            raise anyio.EndOfStream
+        if self._has_spoken:
+            await anyio.sleep_forever()
+        self._has_spoken = True
+        return self._first
 
-    async def send(self, _data: bytes) -> bool:
+    async def send(self, data: bytes) -> bool:
+        self.sent += data
         return True
 
     async def end_input(self) -> None:
@@ -99,7 +114,7 @@ class Growing(HostSession):
 
 
 async def test_a_host_that_comes_later_is_connected_again_and_again_for_no_reason_of_its_own() -> None:
-    run, host = RunOnHosts("r", "0" * 32, 1), Nearing()
+    run, host = RunOnHosts("r", "0" * 32, 1), Peer()
     session = Growing([], 60.0, run, [])
     async with anyio.create_task_group() as group:
         group.start_soon(session.run)
@@ -112,3 +127,42 @@ async def test_a_host_that_comes_later_is_connected_again_and_again_for_no_reaso
                 await anyio.sleep(0.01)
         assert (later.refusal, later.reason) == (None, "")
         session.close()
+
+
+async def test_the_hosts_are_told_that_the_run_winds_down() -> None:
+    run, host = RunOnHosts("r", "0" * 32, 1), Peer(b'{"op":"ready"}\n')
+    connection = HostConnection("m1", run, {"slots": 1}, host.open)
+    session = HostSession([connection], 60.0, run, [])
+    async with anyio.create_task_group() as group:
+        group.start_soon(session.run)
+        with anyio.fail_after(60):
+            while not connection.is_connected:  # noqa: ASYNC110 - no event announces it
+                await anyio.sleep(0.01)
+            session.wind_down()
+            while b"wind_down" not in host.sent:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        session.close()
+    assert host.sent.endswith(b'{"op":"wind_down"}\n')
+
+
+async def test_a_host_that_does_not_answer_a_probe_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_connection, "_PROBE_S", 0.05)
+
+    async def open_silent(_words: Sequence[str]) -> Channel:
+        return await open_process(("sleep", "60"))
+
+    assert (await ReachableHost("m1", 1, open_silent).probe()).problem == "away: no answer within 0.05 s"
+
+
+async def test_the_last_words_of_a_process_are_shown_whatever_their_bytes() -> None:
+    channel = await open_process(("sh", "-c", "printf 'first\\n\\377last\\n' >&2"))
+    with pytest.raises(anyio.EndOfStream):
+        await channel.receive()
+    await channel.close()
+    assert channel.errors == "\ufffdlast"
+
+
+@pytest.mark.parametrize(("patience", "is_possible"), [(0, True), (-1, False), (float("inf"), False)])
+def test_the_patience_with_hosts_may_be_none_but_not_endless(patience: float, *, is_possible: bool) -> None:
+    with nullcontext() if is_possible else pytest.raises(ValueError, match="patience must be 0 seconds or more"):
+        SSHHosts(["m1"], patience=patience)
