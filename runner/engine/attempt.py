@@ -291,11 +291,12 @@ class AttemptRunner:
             texts += [continuation.correction or "", "" if continuation.answer is None else continuation.answer.text]
         tokens = tokens_in(*texts)
         for file in (file for each in conversation_of(task, self._state.dag) for file in files_of(each)):
-            size = Path(file.path).stat().st_size if Path(file.path).exists() else 0
-            tokens += size if file.media_type == TEXT else max(size, ATTACHMENT_TOKENS)
+            if (path := Path(file.path)).exists():
+                size = path.stat().st_size
+                tokens += size if file.media_type == TEXT else max(size, ATTACHMENT_TOKENS)
         if task.continues is not None and self._state.history(task) is None:
-            before = self._state.results.get(self._state.dag.position(task.continues))
-            tokens += 0 if before is None else before.usage.input_tokens + before.usage.output_tokens
+            usage = self._state.results[self._state.dag.position(task.continues)].usage
+            tokens += usage.input_tokens + usage.output_tokens
         return tokens
 
     def call(self, attempt: Attempt) -> Awaitable[CallOutcome]:
