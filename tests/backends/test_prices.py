@@ -13,6 +13,7 @@ from plait.backends import prices
 from plait.backends.prices import FREE, UNBILLED, Billing, Price, Prices
 from plait.json_form import JsonValue
 from plait.usage import Usage
+from tests.support.sizes import size
 
 NOW = 1_800_000_000.0
 OPENAI = Billing("https://api.openai.com/v1")
@@ -135,7 +136,7 @@ def test_prices_agree_with_the_lists_own_function_for_every_model() -> None:
     prices.load()
     compared = 0
     for provider in get_snapshot().providers:
-        for model in provider.models:
+        for model in provider.models[:: size(5, 1)]:
             for length in (1_000, 300_000):
                 kept = length // 10
                 used = Usage(length, 5_000, None, model.id, length // 2, kept, cache_write_1h_tokens=kept // 2)
@@ -143,7 +144,7 @@ def test_prices_agree_with_the_lists_own_function_for_every_model() -> None:
                 if found is not None:
                     assert found == pytest.approx(listed(provider.id, used), abs=1e-12), (provider.id, model.id)
                     compared += 1
-    assert compared > 1_000
+    assert compared > 1_000 / size(5, 1)
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,7 @@ async def test_the_session_is_known_while_the_first_node_runs(in_memory: bool, d
                 await conversation.send("p")
 
 
+@pytest.mark.slow
 async def test_a_killed_process_is_gone_on_from(tmp_path: Path) -> None:
     script = (
         "import anyio, pathlib, sys, tests.support.graphs as graphs\n"

@@ -84,6 +84,7 @@ class Peer:
 
     def __init__(self, first: bytes = b"") -> None:
         self.opened, self.sent, self._first, self._has_spoken = 0, b"", first, False
+        self._ends = anyio.Event()
 
     async def open(self) -> Peer:
         self.opened += 1
@@ -93,7 +94,8 @@ class Peer:
         if not self._first:
             raise anyio.EndOfStream
         if self._has_spoken:
-            await anyio.sleep_forever()
+            await self._ends.wait()
+            raise anyio.EndOfStream
         self._has_spoken = True
         return self._first
 
@@ -102,7 +104,7 @@ class Peer:
         return True
 
     async def end_input(self) -> None:
-        pass
+        self._ends.set()
 
     async def close(self) -> None:
         pass

@@ -228,8 +228,8 @@ else:
     ("how", "options"),
     [
         ("run", ("-X", "dev", "-W", "error")),
-        ("anyio", ("-X", "dev", "-W", "error")),
-        ("loop", ()),  # asyncio itself warns of a loop that nobody closes
+        pytest.param("anyio", ("-X", "dev", "-W", "error"), marks=pytest.mark.slow),
+        pytest.param("loop", (), marks=pytest.mark.slow),  # asyncio itself warns of a loop that nobody closes
     ],
 )
 async def test_a_program_that_closes_nothing_ends_without_a_word(how: str, options: tuple[str, ...]) -> None:

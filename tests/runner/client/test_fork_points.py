@@ -16,12 +16,13 @@ from plait.events import TaskCompleted
 from plait.persistence import MemoryStore
 from plait.runner.client.create_run import Fork
 from plait.statuses import TaskStatus
+from tests.support.sizes import size
 
 ANSWERS: dict[str, object] = {
     "l": ["x", "y", "z"],
     "plan": [{"id": "n", "prompt": "n"}, {"id": "o", "prompt": "o {{ n }}", "depends_on": ["n"]}],
 }
-ENDS = ["completed", "failed", "cut early", "cut late"]
+ENDS = size(["completed", "cut early"], ["completed", "failed", "cut early", "cut late"])
 NAMES = ["a", "b", "l", "t", "t.1", "t.2", "t.3", "u", "soft", "plan", "n", "o", "no", "yes", "talk", "sign", "end"]
 
 

@@ -141,6 +141,7 @@ def check(trials: list[dict[str, Any]]) -> None:
         assert len(trial["calls"]) <= len(whole["calls"]) + trial["kills"]
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_end_of_the_last_task_and_what_follows_repeats_no_round(tmp_path: Path) -> None:
     trials = found_in(tmp_path, "txn.after_commit")
     assert {trial["kills"] for trial in trials[1:]} == {1}
