@@ -11,6 +11,7 @@ from plait import DAG, MemoryStore, ParallelRunner, RunStatus, Task, TaskStatus
 from plait.backends import AcpBackend, Output
 from plait.errors import BackendUnavailable, ErrorKind
 from tests.support.agents.homes import Home, fails, send, until
+from tests.support.sizes import size
 
 
 async def test_a_cut_turn_is_gone_on_with_and_its_prompt_not_sent_twice(home: Home) -> None:
@@ -110,7 +111,7 @@ async def test_an_agent_that_cannot_be_started(home: Home) -> None:
     assert "cannot start" in error.message
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(size(1, 3)))
 async def test_cancelled_at_any_moment_nothing_is_left(home: Home, seed: int) -> None:
     rng = random.Random(seed)
     words = rng.choice(["", "[[child]] [[tool]]", "[[ask rm x]]", "[[huge 100000]]"])

@@ -252,6 +252,7 @@ sys.exit(child.returncode)
 """
 
 
+@pytest.mark.slow
 def test_large_files_take_little_memory(home: Home) -> None:
     folder = plan(home, '  - {id: a, prompt: "A."}\n')
     assert plait_here(folder, "run", "plan.yaml", "-q").code == 0

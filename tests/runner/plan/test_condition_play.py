@@ -17,6 +17,7 @@ from plait.runner.plan.condition_play import MOST_TRIES, Play
 from plait.statuses import TaskStatus
 from plait.task import Task
 from plait.testing import FakeBackend
+from tests.support.sizes import size
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -183,7 +184,7 @@ def some_condition(rng: random.Random) -> str:
     return f" {rng.choice(['and', 'or'])} ".join(words)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(size(2, 4)))
 def test_a_branch_is_taken_in_some_run_if_and_only_if_it_is_no_mistake(seed: int) -> None:
     rng = random.Random(seed)
     mid: dict[str, Any] = {"id": "mid", "prompt": "x", "depends_on": ["kind"], "output_schema": {"type": "object"}}
