@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from plait.backends.agents.agent_output import AgentCall, ProcessEnd
-from plait.backends.agents.claude_code import ClaudeCodeBackend
+from plait.backends.agents.claude_code import ClaudeCodeBackend, question_of
+from plait.dialogue import Question
 from plait.errors import ErrorKind
+from plait.json_form import JsonValue
 from plait.usage import Usage
 from tests.support.agents.recorded import NOW, Seen, names, read, recorded, replay
 
@@ -353,3 +355,28 @@ def test_a_key_in_a_message_is_not_repeated() -> None:
     result = API_ERROR | {"api_error_status": 401, "result": "API Error: 401 bad key sk-ant-api03-abcdefgh"}
     seen = read(PROGRAM.reader(AgentCall(folder=Path("/nowhere"))), json.dumps(result), ProcessEnd(1))
     assert seen.error is not None and seen.error.message == "Claude Code: API Error: 401 bad key ***"
+
+
+def test_the_questions_of_claude_code_itself_are_asked_in_their_own_words() -> None:
+    def asked(*questions: JsonValue) -> Question:
+        return question_of({"name": "AskUserQuestion", "input": {"questions": list(questions)}})
+
+    fruit: JsonValue = {"question": "Which fruit?", "options": [{"label": "Pear"}, {"label": "Plum"}]}
+    line = {"type": "string", "minLength": 1}
+    assert asked(fruit) == Question("Which fruit? (Pear, Plum)", line)
+    assert asked(fruit, {"question": "How many?"}) == Question(
+        "Which fruit? (Pear, Plum) How many?",
+        {
+            "type": "object",
+            "properties": {"Which fruit?": line, "How many?": line},
+            "additionalProperties": False,
+            "required": ["Which fruit?", "How many?"],
+        },
+    )
+
+
+def test_a_tool_is_allowed_in_sight_of_its_whole_input() -> None:
+    question = question_of({"name": "Bash", "input": {"command": "rm -r x"}})
+    assert question.text.startswith(
+        'Claude Code asks to use Bash with {"command": "rm -r x"}. Answer "allow", "deny" or'
+    )

@@ -145,6 +145,7 @@ async def test_the_hosts_are_told_that_the_run_winds_down() -> None:
                 await anyio.sleep(0.01)
         session.close()
     assert host.sent.endswith(b'{"op":"wind_down"}\n')
+    assert connection.reason == "", "it has just ended"
 
 
 async def test_a_host_that_does_not_answer_a_probe_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def test_each_plan_is_described_with_its_inputs_and_their_defaults(tmp_path: Pat
     ("plan", "inputs", "why"),
     [
         ("stori", {}, "^there is no plan 'stori'; did you mean 'story'"),
+        ("other", {}, "^there is no plan 'other'; there are 'story'$"),
         ("story", {"topics": "tea"}, "'topics'.*did you mean 'topic'"),
         ("story", {"topic": "jam"}, "^the input 'author' of plan 'story' has no default; give it a value in `inputs`$"),
     ],
