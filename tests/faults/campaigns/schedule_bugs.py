@@ -159,8 +159,8 @@ def _done_tasks_again() -> AbstractContextManager[object]:
     def forgetting(self: Any, position: int, record: TaskRecord) -> None:
         load(self, position, record)
         if self.statuses[position] is TaskStatus.COMPLETED:
-            self._statuses[position] = TaskStatus.PENDING
-            del self._results[position]
+            self.statuses[position] = TaskStatus.PENDING
+            del self.results[position]
 
     return mock.patch.object(state.RunState, "_load", forgetting)
 
@@ -181,8 +181,8 @@ def _at_most_once_tried_again() -> AbstractContextManager[object]:
 
     def unasking(self: Any, position: int, *about: Any, **more: Any) -> events.TaskWaiting:
         waiting = wait(self, position, *about, **more)
-        self._statuses[position] = TaskStatus.PENDING
-        del self._questions[position]
+        self.statuses[position] = TaskStatus.PENDING
+        del self.questions[position]
         return waiting
 
     return mock.patch.object(state.RunState, "wait_for_decision", unasking)

@@ -80,7 +80,7 @@ class Mutant:
 
 async def _publish_first(write_group: Original, self: Any) -> None:
     for event in self._gathered:
-        self._feed.publish(event)
+        self._publish_event(event)
     await _loop_cycles()
     await write_group(self)
 
@@ -132,7 +132,7 @@ async def _ask_about_all(_unasked: Original, run: Any, _happened: Any) -> list[s
 
 def _forget_parts(load: Original, state: Any, position: int, record: Any) -> None:
     load(state, position, record)
-    state._parts.clear()
+    state.parts.clear()
 
 
 async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> Any:
@@ -142,18 +142,18 @@ async def _number_anew(try_write: Original, self: Any, head: Sequence[Any]) -> A
     return error
 
 
-def _use_the_number_again(settled: Original, run: Any, position: int, *judged: Any) -> Any:
-    event = settled(run, position, *judged)
+def _use_the_number_again(settled: Original, plan: Any, position: int, *judged: Any) -> Any:
+    event = settled(plan, position, *judged)
     if isinstance(event, events.TaskInterrupted):
-        run.state._attempts[position] -= 1
+        plan.run.state.attempts[position] -= 1
     return event
 
 
 def _queue_completed(load: Original, state: Any, position: int, record: Any) -> None:
     load(state, position, record)
     if state.statuses[position] is TaskStatus.COMPLETED:
-        state._statuses[position] = TaskStatus.PENDING
-        del state._results[position]
+        state.statuses[position] = TaskStatus.PENDING
+        del state.results[position]
 
 
 def _forget_crashes(deaths_with: Original, record: Any) -> Any:
