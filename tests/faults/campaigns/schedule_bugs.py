@@ -80,7 +80,7 @@ def _told_before_commit() -> AbstractContextManager[object]:
 
     def telling(self: Any, happened: Sequence[events.Event]) -> Commit:
         for event in happened:
-            self._feed.publish(event)
+            self._publish_event(event)
         return submit(self, happened)
 
     return mock.patch.object(checkpoint.Checkpointer, "submit", telling)

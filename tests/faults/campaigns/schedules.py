@@ -74,10 +74,11 @@ def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
 
 
 def is_caught(bug: str, seed: int = 0) -> bool:
-    """Whether some seed shows the planted bug."""
+    """Whether some seed shows the planted bug, other than by an exception: a bug that names what is gone raises one."""
     seeds = (SHOWN_BY.get(bug, seed), *range(seed, seed + PLANTED_CASES))
     with _quiet(), BUGS[bug]():
-        return any(tell(number, PLANTED_PATIENCE).violations for number in seeds)
+        told = (tell(number, PLANTED_PATIENCE).violations for number in seeds)
+        return any(", raised " not in what for violations in told for what in violations)
 
 
 @dataclass(frozen=True, slots=True)
