@@ -28,8 +28,8 @@ class _Unshielding:
     def __getattr__(self, name: str) -> Any:
         return getattr(anyio, name)
 
-    def CancelScope(self, *, shield: bool) -> anyio.CancelScope:  # noqa: N802 - stands for the class
-        return anyio.CancelScope(shield=not shield)
+    def CancelScope(self, *, shield: bool = False) -> anyio.CancelScope:  # noqa: N802 - stands for the class
+        return anyio.CancelScope()
 
 
 def _writer_not_shielded() -> AbstractContextManager[object]:

@@ -70,11 +70,11 @@ def run(*, scale: Scale, seed: int = 0, planted: bool = True) -> Report:
 
 
 def is_caught(bug: str) -> bool:
-    """Whether some cancellation shows the planted bug."""
+    """Whether some cancellation shows the planted bug, other than by an error of a bug that no longer fits the code."""
     with Sweep(concurrency=2, most_violations=1) as sweep, BUGS[bug]():
         for name in SHOW_BUGS:
             sweep.cancel_everywhere(name, len(HOWS))
-        return bool(sweep.violations)
+        return not all("TypeError: " in what or "AttributeError: " in what for what in sweep.violations)
 
 
 class Sweep:
