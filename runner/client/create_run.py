@@ -336,7 +336,7 @@ async def plan_fork(
     """
     run = await stored_run(store, run_id)
     require_whole(run)
-    require_tasks([start, *prompts, *results], run.state.dag.tasks, f"run {run_id}")
+    require_tasks([start, *prompts, *results], run.state.dag.tasks, run_id)
     _require_inputs(run, inputs)
     if only:
         if results or prompts.keys() - {start}:

@@ -31,7 +31,7 @@ from plait.runner.domain.dag import DAG, group_of
 from plait.runner.reuse.answer_keys import AnswerKeys, have_same_answer, have_same_identity, settings_of, task_identity
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_conversations import own_messages, sent_prompt
-from plait.runner.state.stored_run import StoredRun, read_settings, stored_run
+from plait.runner.state.stored_run import StoredRun, read_settings, stored_run, task_not_found
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import Task
 
@@ -308,12 +308,16 @@ def _names_of(state: RunState, position: int) -> set[str]:
     return names | _names_of(state, state.dag.position(by))
 
 
-def require_tasks(names: Iterable[str], tasks: Collection[Task], whose: str = "the plan") -> None:
-    """Raise TaskNotFound if one of `names` is neither a task nor the `for_each` task of a part among `tasks`."""
+def require_tasks(names: Iterable[str], tasks: Collection[Task], run_id: str | None = None) -> None:
+    """Raise TaskNotFound if one of `names` is neither a task nor the `for_each` task of a part among `tasks`, which are
+    those of the run, or of the plan without a run.
+    """
     there = {task.id for task in tasks} | {group_of(task.id, task.item) or task.id for task in tasks}
     for name in names:
         if name not in there:
-            raise TaskNotFound(f"{whose} has no task {name!r}{nearest(name, there)}")
+            if run_id is not None:
+                raise task_not_found(run_id, name, there)
+            raise TaskNotFound(f"the plan has no task {name!r}{nearest(name, there)}")
 
 
 def fork_cone(state: RunState, roots: Collection[int]) -> set[int]:

@@ -38,7 +38,7 @@ from plait.runner.scheduling.own_limits import RateGate
 MANY = 3
 """The least pressure that pauses a backend."""
 _SHARE = 4
-"""The calls under way for each refusal that is one of many."""
+"""A backend is paused only at more than one refusal for so many calls under way."""
 _RELIEF = 0.5
 """What a completed call takes from the pressure: random refusals, up to a third of all calls, add up to nothing."""
 FIRST_WIDTH = 8
@@ -177,8 +177,8 @@ class Account:
     throttled: set[Call] = field(default_factory=set[Call])
     """The refused calls that keep the backend paused. No task starts on the backend until all of them may return."""
     pressure: float = 0.0
-    """The number of refusals since the last pause, less _RELIEF for each call completed since. From MANY on, and beyond
-    one for _SHARE calls under way, the backend is paused.
+    """The number of refusals since the last pause, less _RELIEF for each call completed since. The backend is paused
+    once it is at least MANY, and more than one for every _SHARE calls under way.
     """
     refusals: int = 0
     """The number of refusals since the last completion of a task on the backend."""

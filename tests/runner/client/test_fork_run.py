@@ -288,6 +288,8 @@ async def test_edits_that_do_not_fit_are_refused() -> None:
         await runner.runs.fork("first", "bb")
     with pytest.raises(TaskNotFound, match="no task 'bb'"):
         await runner.runs.fork("first", "b", prompts={"bb": "x"})
+    with pytest.raises(TaskNotFound, match=r"^run first has no task 'other'; `plait show first` lists them$"):
+        await runner.runs.fork("first", "other")
     with pytest.raises(PlaitError, match="there is no input 'topics'; did you mean 'topic'"):
         await runner.runs.fork("first", "b", inputs={"topics": "x"})
     with pytest.raises(DAGError, match="gone"):
