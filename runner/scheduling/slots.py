@@ -38,7 +38,11 @@ from plait.runner.scheduling.own_limits import RateGate
 MANY = 3
 """The least pressure that pauses a backend."""
 _SHARE = 4
-"""A backend is paused only at more than one refusal for so many calls under way."""
+"""MANY refusals pause a backend only if there is more than one for every so many calls under way."""
+_TOO_MANY = 4
+"""The pressure that pauses a backend whatever is under way, once calls have completed since its last pause: before, a
+few random refusals among many calls are no sign of a limit.
+"""
 _RELIEF = 0.5
 """What a completed call takes from the pressure: random refusals, up to a third of all calls, add up to nothing."""
 FIRST_WIDTH = 8
@@ -178,8 +182,10 @@ class Account:
     """The refused calls that keep the backend paused. No task starts on the backend until all of them may return."""
     pressure: float = 0.0
     """The number of refusals since the last pause, less _RELIEF for each call completed since. The backend is paused
-    once it is at least MANY, and more than one for every _SHARE calls under way.
+    once it is at least MANY, and more than one for every _SHARE calls under way; or, after a completion, _TOO_MANY.
     """
+    has_answered: bool = False
+    """Whether a call has completed since the last pause."""
     refusals: int = 0
     """The number of refusals since the last completion of a task on the backend."""
     pauses: int = 0
@@ -247,6 +253,7 @@ class Account:
     def complete(self) -> None:
         """Record the completion of a task on the backend."""
         self.refusals = self.pauses = 0
+        self.has_answered = not self.throttled
         if self.pressure:
             self.pressure = max(0.0, self.pressure - _RELIEF)
         if self.width < inf and not self.throttled:
@@ -284,7 +291,8 @@ class Account:
         """
         self.refuse(call)
         is_open = not self.throttled
-        if pause.at_once or pause.probe or (self.pressure >= MANY and self.pressure * _SHARE > self.taken):
+        many = self.pressure >= MANY and self.pressure * _SHARE > self.taken
+        if pause.at_once or pause.probe or many or (self.has_answered and self.pressure >= _TOO_MANY):
             self.close_for(call, pause)
         if is_open and self.throttled:
             self._narrow()
@@ -297,7 +305,7 @@ class Account:
         self.pauses += not self.throttled
         if not self.throttled or self.pause is None or pause.until > self.pause.until:
             self.pause = pause
-        self.pressure = 0.0
+        self.pressure, self.has_answered = 0.0, False
         self.probing = self.probing or pause.probe
         self.probe = None  # a task started before this pause does not show whether the pause is over
         self.throttled.add(call)

@@ -132,6 +132,18 @@ def test_how_many_are_many_depends_on_the_calls_under_way(width: int, many: int)
     assert account(plan).slots == 1, "as many as got through"
 
 
+@pytest.mark.parametrize("answered", [1, 4])
+def test_once_calls_are_answered_four_refusals_pause_however_many_are_under_way(answered: int) -> None:
+    plan = schedule(width=60)
+    for position in range(answered):
+        plan.finish(position, TaskStatus.COMPLETED)
+    for position in range(answered, answered + 3):
+        refuse(plan, position)
+        assert not account(plan).pause
+    refuse(plan, answered + 3)
+    assert account(plan).pause
+
+
 def test_a_refusal_that_holds_for_all_pauses_at_once() -> None:
     plan = schedule()
     refuse(plan, 0, AT_ONCE)

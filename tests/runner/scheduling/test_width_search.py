@@ -161,7 +161,7 @@ def test_refusals_halve_the_width_and_end_the_doubling() -> None:
     job.play()
     after = job.widths[job.widths.index(max(job.widths)) :]
     assert min(after) <= max(job.widths) // 2
-    assert server.refused <= 130
+    assert server.refused <= 60
 
 
 def test_random_refusals_are_no_limit() -> None:
