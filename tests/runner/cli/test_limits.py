@@ -122,7 +122,7 @@ def test_a_limit_of_a_week_outlives_the_process(tmp_path: Path, monkeypatch: pyt
         assert (throttled["backend"], throttled["cause"], throttled["total"]) == ("api", "429", 2)
         assert value["counts"] == {"completed": 1, "pending": 3}
         tries = [parse_time(task["next_try_at"]) for task in value["tasks"] if task["next_try_at"]]
-        assert pytest.approx(parse_time(throttled["until"]), abs=0.01) in tries
+        assert pytest.approx(parse_time(throttled["until"]), abs=0.0011) in tries
         assert server.calls == before, "no call before the time"
         assert plait_here(tmp_path, "show", "last", "--json").value["throttled"] == [], "no process waits now"
         server.is_open = True
