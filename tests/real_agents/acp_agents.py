@@ -128,7 +128,7 @@ def die(name: str, world: World, prompt: str, requests: int = 1) -> None:
         runner.stdin.write(prompt.encode())
         runner.stdin.close()
         try:
-            until(lambda: len(main_requests(world, prompt[:2])) == requests, "the prompt is with the model", 60)
+            until(lambda: len(main_requests(world, prompt[:2])) == requests, "the prompt is with the model")
         finally:
             runner.kill()
 

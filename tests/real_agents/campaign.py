@@ -76,7 +76,7 @@ def one_round(world: World, kind: str, how: Round, turns: int, rng: random.Rando
     until(lambda: sum(one.gone is True for one in world.asked(tag)) == len(killed), "the model has seen them go")
     if how.before:
         go.touch()
-        until(lambda: not set(agents) & set(_marked(world)), "all agents have ended", 120)
+        until(lambda: not set(agents) & set(_marked(world)), "all agents have ended")
     began = time.monotonic()
     with (folder / "err").open("w") as err:
         resume = _plait(world, folder, "resume", "-j", str(turns), stderr=err)
@@ -88,7 +88,7 @@ def one_round(world: World, kind: str, how: Round, turns: int, rng: random.Rando
             taken = (folder / "err").read_text().count("is taken over")
             return (taken >= adopted and len(world.asked(tag)) >= again) or resume.poll() is not None
 
-        until(at_work, "all are at work again", 120)
+        until(at_work, "all are at work again")
         go.touch()
     resume.communicate(timeout=300)
     shown = _plait(world, folder, "show", "last", "--json").communicate(timeout=60)[0]
@@ -142,7 +142,7 @@ def _write_plan(path: Path, world: World, kind: str, prompts: Sequence[str]) -> 
 
 def _kill_at_work(world: World, folder: Path, tag: str, turns: int) -> None:
     run = _plait(world, folder, "run", "plan.yaml", "-j", str(turns))
-    until(lambda: len(world.asked(tag)) >= turns or run.poll() is not None, "all turns are with the model", 180)
+    until(lambda: len(world.asked(tag)) >= turns or run.poll() is not None, "all turns are with the model")
     assert run.poll() is None, run.communicate()
     # An agent asks its model before its session is written down; killed in between, it would have to start over.
     time.sleep(1)

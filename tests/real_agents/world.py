@@ -21,6 +21,7 @@ from tests.real_agents.install import known
 from tests.real_agents.stub import Request, Stub
 
 KEY = "no-key"
+_HANGS_S = 180.0  # less than LIMIT_S of tests/conftest.py
 _SILENCE = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_TELEMETRY": "1",
@@ -205,11 +206,14 @@ unbounded_connection_retries = false
 """
 
 
-def until(happened: Callable[[], object], what: str, seconds: float = 30) -> None:
-    """Waits for something that can be seen, and fails with `what` when it does not come."""
-    end = time.monotonic() + seconds
+def until(happened: Callable[[], object], what: str) -> None:
+    """Waits for something that can be seen, and fails with `what` when it does not come.
+
+    For long: opencode needs 7 s to send a prompt and its tool's result, and a minute where `.ci/run` plays all else.
+    """
+    end = time.monotonic() + _HANGS_S
     while not happened():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        assert time.monotonic() < end, f"not within {_HANGS_S} s: {what}"
         time.sleep(0.02)
 
 
