@@ -140,8 +140,7 @@ class TaskTexts:
         """
         call = self._task.call
         assert call is not None
-        used, own = names_of(self._task), {PREVIOUS} if call.is_loop else set[str]()
-        values = self._values(replace(used, names=used.names - own), has_data=True)
+        values = self._values(names_of(self._task), has_data=True)
         if call.is_loop:
             values[PREVIOUS] = _by_name(previous, self._dag, self._results, has_data=True) or NoResult()
         inputs = {name: evaluated(value, values) for name, value in call.values.items()}
@@ -162,6 +161,8 @@ class TaskTexts:
 
     def _value(self, name: str, *, has_data: bool) -> JsonInput:
         task, inputs = self._task, self._task.inputs or self._dag.inputs
+        if name == PREVIOUS and task.call is not None and task.call.is_loop:
+            return NoResult()  # the round before differs from round to round: see `call_inputs`
         if name in task.aliases:
             return _by_name({name: task.aliases[name]}, self._dag, self._results, has_data=has_data)[name]
         if name == "item":

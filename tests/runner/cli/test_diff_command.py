@@ -120,3 +120,22 @@ def test_an_unknown_run_is_one_line(folder: Path) -> None:
     one = run(folder, facts="x")
     done = plait_here(folder, "diff", one, "gone")
     assert (done.code, done.err.count("\n")) == (2, 1)
+
+
+def test_loops_are_compared(folder: Path) -> None:
+    more = """
+  - id: again
+    depends_on: facts
+    loop:
+      tasks: [{id: write, prompt: "w {{ p }}"}]
+      with: {p: "{{ previous.write }} {{ facts }}"}
+      until: "{{ write }} != ''"
+"""
+    one, other = run(folder, facts="x", more=more), run(folder, facts="y", more=more)
+    value = plait_here(folder, "diff", one, other, "--json").value
+    assert {task["task_id"]: task["why"] for task in value["tasks"]} == {
+        "facts": "prompt changed: line 1",
+        "poem": "upstream facts changed",
+        "again.1.write": "upstream p changed",
+        "again": "upstream facts changed",
+    }
