@@ -353,7 +353,9 @@ async def plan_fork(
             raise PlaitError(f"the prompt of {name!r} was made during the run; change the task that added it")
     for name, text in results.items():
         if name not in run.state.dag or run.state.dag[name].gathers:
-            raise PlaitError(f"task {name!r} gathers the results of its parts; give the results of parts: {name}.1")
+            raise PlaitError(
+                f"task {name!r} gathers the results of its parts; give the results of parts{_a_part(run, name)}"
+            )
         await given_answer(run.state.dag[name], text)
     dag = run.state.dag
     edited = [task if (prompt := edited_prompt(task, prompts)) is None else with_prompt(task, prompt) for task in tasks]
@@ -378,7 +380,7 @@ def _fork_of_one(
 ) -> Fork:
     dag = run.state.dag
     if task_id not in dag or dag[task_id].gathers:
-        raise PlaitError(f"task {task_id!r} stands for its parts; try one of them: {task_id}.1")
+        raise PlaitError(f"task {task_id!r} stands for its parts; try one of them{_a_part(run, task_id)}")
     task = dag[task_id]
     if prompt is not None:
         task = with_prompt(task, prompt)
@@ -386,11 +388,11 @@ def _fork_of_one(
         task = replace(task, backend=backend, arguments=())
     task = replace(task, adds_tasks=False, for_each=None)
     names = _read_by(run, task)
-    recorded = [_as_recorded(run, name, names) for name in names]
+    absent = _absent(run, task_id, names)
+    recorded = [_as_recorded(run, name, names, has_result=name not in absent) for name in names]
     task = replace(task, depends_on=tuple(each.id for each in recorded if each.id != task.continues))
-    # A task that ended without a result is read as empty.
-    results = {each.id: "" for each in recorded if not run.state.is_completed(each.id)}
-    reuse = ReuseFrom(run.record.run_id, (task_id,), roots=(task_id,), results=results, only=task_id)
+    task = replace(task, join="all", race=False)  # what it started without is absent here, too
+    reuse = ReuseFrom(run.record.run_id, (task_id,), roots=(task_id,), only=task_id)
     return Fork(DAG([*recorded, task], name=dag.name, inputs={**dag.inputs, **inputs}), None, _settings(run), reuse)
 
 
@@ -437,12 +439,36 @@ def _read_by(run: StoredRun, task: Task) -> list[str]:
     return sorted(readers, key=dag.position)
 
 
-def _as_recorded(run: StoredRun, name: str, names: Collection[str]) -> Task:
-    """Return the task as a mere holder of its recorded result, in a conversation of tasks in `names`."""
-    task, status = run.state.dag[name], run.state.statuses[run.state.dag.position(name)]
-    is_soft_end = status in {TaskStatus.FAILED, TaskStatus.SKIPPED} and task.failure_mode is not FailureMode.HARD
-    if status is not TaskStatus.COMPLETED and not is_soft_end:
-        raise PlaitError(f"task {name!r} of run {run.record.run_id} has no result yet ({status.value})")
-    schema = task.output_schema if status is TaskStatus.COMPLETED else None
-    continues = task.continues if task.continues in names else None
-    return Task(name, _RECORDED, (), run.state.dag.backend_of(task), continues=continues, output_schema=schema)
+def _a_part(run: StoredRun, name: str) -> str:
+    """Return the end of a message that refuses the task: the id of one of its parts, if it has any yet."""
+    if name in run.state.dag and run.state.dag[name].calls:
+        parts = run.state.parts.get(run.state.dag.position(name), ())
+        return f": {run.state.dag.tasks[parts[0]].id}" if parts else ", once it has begun"
+    return f": {name}.1"
+
+
+def _absent(run: StoredRun, task_id: str, names: Collection[str]) -> set[str]:
+    """Return which of the tasks in `names` are read as empty by the task. Raises PlaitError if it has never begun, and
+    cannot begin without one of them.
+    """
+    dag, state = run.state.dag, run.state
+    results = state.results_for(dag[task_id])
+    there = {result.id for result in results.values() if result.status is TaskStatus.COMPLETED}
+    absent = {name for name in names if name not in there}
+    for name in absent if state.attempts[dag.position(task_id)] == 0 else ():
+        status = state.statuses[dag.position(name)]
+        is_soft = status is TaskStatus.FAILED and dag[name].failure_mode is not FailureMode.HARD
+        if status is not TaskStatus.SKIPPED and not is_soft:
+            raise PlaitError(f"task {name!r} of run {run.record.run_id} has no result yet ({status.value})")
+    return absent
+
+
+def _as_recorded(run: StoredRun, name: str, names: Collection[str], *, has_result: bool) -> Task:
+    """Return the task as a mere holder of its recorded result, in a conversation of tasks in `names`; without a result
+    it is skipped. A command is none that could run.
+    """
+    task = run.state.dag[name]
+    schema, when = (task.output_schema, None) if has_result else (None, "false")
+    words = (_RECORDED,) if task.run else ()
+    backend, continues = run.state.dag.backend_of(task), task.continues if task.continues in names else None
+    return Task(name, _RECORDED, (), backend, continues=continues, output_schema=schema, when=when, run=words)

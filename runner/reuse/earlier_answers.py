@@ -405,8 +405,7 @@ async def _kept_by_fork(run: StoredRun, reuse: ReuseFrom, persons: Collection[in
     answers: dict[str, EarlierAnswer] = {}
     for position, task in enumerate(state.dag):
         if task.id in reuse.results:
-            schema = task.output_schema if reuse.only is None else None
-            answers[task.id] = await given_answer(replace(task, output_schema=schema), reuse.results[task.id])
+            answers[task.id] = await given_answer(task, reuse.results[task.id])
         elif state.statuses[position] is TaskStatus.COMPLETED and position not in cone:
             answer = await _whole_answer(run, position, of_person=position in persons)
             if reuse.only is None and not task.gathers and state.has_added(position):

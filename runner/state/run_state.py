@@ -262,7 +262,7 @@ class RunState:
             and (before is None or (needed < len(self.records) and (self.records[needed].ended_at or "~") <= before))
         )
 
-    def _results_for(self, task: Task) -> Mapping[int, TaskResult]:
+    def results_for(self, task: Task) -> Mapping[int, TaskResult]:
         """Return the results that the texts of the task may name: with `join`, those that it started with."""
         if task.join == "all":
             return self.results
@@ -276,7 +276,7 @@ class RunState:
 
     def texts(self, task: Task) -> TaskTexts:
         """Return the texts of the task, with the results that it has or started with."""
-        return TaskTexts(task, self.dag, self._results_for(task))
+        return TaskTexts(task, self.dag, self.results_for(task))
 
     def result(
         self, run_id: str, status: RunStatus, error: str | None = None, resume_summary: ResumeSummary | None = None

@@ -163,3 +163,37 @@ def test_a_task_with_effects_is_tried_only_with_again(folder: Path) -> None:
     assert (done.code, done.err.count("\n"), calls(folder)) == (2, 1, [])
     assert plait_here(folder, "try", "last", "mail", "--again", "-q").code == 0
     assert calls(folder) == ["mail <c <b <a rivers>>>"]
+
+
+def test_tasks_behind_commands_conditions_and_joins_are_tried(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("""
+tasks:
+  - {id: a, run: [echo, a]}
+  - {id: skips, run: [echo, no], when: "{{ a.stdout }} == 'b'", depends_on: a}
+  - {id: bad, run: [sh, -c, exit 3]}
+  - {id: any, run: [cat], prompt: "{{ a.stdout }}{{ bad.stdout }}", depends_on: [a, bad], join: done}
+  - {id: blocked, run: [cat], prompt: "{{ bad.stdout }}", depends_on: bad}
+  - {id: end, run: [cat], prompt: "{{ a.stdout }}{{ skips.stdout }}", depends_on: skips}
+""")
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 1
+    for task in ("any", "end"):
+        done = plait_here(tmp_path, "try", "last", task, "--again", "-q")
+        assert (done.code, done.out) == (0, '{"code":0,"stdout":"a\\n","stderr":""}\n'), done.err
+    done = plait_here(tmp_path, "try", "last", "blocked")
+    assert (done.code, "task 'bad' of run" in done.err) == (2, True)
+
+
+def test_who_tries_a_task_that_stands_for_others_is_told_one_of_them(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("""
+inputs: {rows: [1]}
+tasks:
+  - {id: stop, run: [sh, -c, exit 3]}
+  - id: fix
+    for_each: rows
+    loop: {tasks: [{id: test, run: [echo, done], codes: any}], until: "{{ test.code }} == 0"}
+  - {id: late, loop: {tasks: [{id: test, run: [echo, done]}], until: "{{ test.stdout }} != ''"}, depends_on: stop}
+""")
+    assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 1
+    for task, remedy in (("fix", "try one of them: fix.1"), ("fix.1", "try one of them: fix.1.1.test")):
+        assert plait_here(tmp_path, "try", "last", task).err.endswith(f"{remedy}\n")
+    assert plait_here(tmp_path, "try", "last", "late").err.endswith("try one of them, once it has begun\n")
