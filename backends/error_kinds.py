@@ -27,12 +27,17 @@ _BY_CODE: Mapping[str, ErrorKind] = {
     **dict.fromkeys(("context_length_exceeded", "exceed_context_size_error", "request_too_large"),
                     ErrorKind.CONTEXT_OVERFLOW),
     **dict.fromkeys(("json_validate_failed", "output_parse_failed", "tool_use_failed"), ErrorKind.INVALID_OUTPUT),
-    **dict.fromkeys(("insufficient_quota", "billing_error"), ErrorKind.NO_CREDIT),
+    **dict.fromkeys(("insufficient_quota", "billing_error", "budget_exceeded", "billing_hard_limit_reached",
+                     "billing_not_active", "exceeded_current_quota_error", "insufficient_user_quota", "arrearage",
+                     "allocationquota.freetieronly"), ErrorKind.NO_CREDIT),
     **dict.fromkeys(("content_filter", "content_policy_violation", "invalid_prompt"), ErrorKind.REFUSED),
-    "overloaded_error": ErrorKind.OVERLOADED,
-    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded"), ErrorKind.RATE_LIMITED),
 }  # fmt: skip
-"""Codes that are more specific than the HTTP status."""
+"""Codes, in lower case, that are more specific than the HTTP status."""
+_THROTTLING_CODES = (
+    (ErrorKind.RATE_LIMITED, re.compile(r"rate_?limit|too_?many_?requests|throttl", re.IGNORECASE)),
+    (ErrorKind.OVERLOADED, re.compile(r"overloaded|slow_down", re.IGNORECASE)),
+)
+"""Parts of further such codes: each server, and each way to it, has names of its own, such as `ThrottlingException`."""
 _WITHOUT_STATUS: Mapping[str, ErrorKind] = {
     **dict.fromkeys(("authentication_error", "permission_error"), ErrorKind.AUTH),
     **dict.fromkeys(("invalid_request_error", "not_found_error"), ErrorKind.INVALID_REQUEST),
@@ -48,10 +53,20 @@ _TOO_LARGE = "request too large"
 """In the message that a single request exceeds the tokens of a whole minute. Waiting does not help, whatever the status
 and the code say.
 """
-_CREDIT_PHRASES = ("credit balance is too low", "credits are depleted", "insufficient credits", "insufficient balance")
+_CREDIT_PHRASES = (
+    "credit balance is too low", "credits are depleted", "insufficient credits", "insufficient balance",
+    "balance is insufficient", "used all available credits", "run out of credits", "budget has been exceeded",
+    "key limit exceeded (total", "extra usage. add more", "from your extra usage", "extra usage is required",
+)  # fmt: skip
 _REFUSED_PHRASE = "your input was flagged"
 _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
-"""Statuses with which some servers report a used-up limit, and others an error that lasts. The message decides."""
+"""Statuses with which some servers report a limit, or an overload, and others an error that lasts. The message decides.
+"""
+_THROTTLED = re.compile(
+    r"too many requests|throttl|rate.?limit(?:ed|error| exceeded| reached)|\bexceeded\b[^.]{0,60} rate.?limit",
+    re.IGNORECASE,
+)
+_OVERLOADED_PHRASE = "overloaded"
 
 _TEXTS = ("message", "detail", "error", "msg", "errors", "status_msg", "error_msg", "reason")
 """Fields of an error with its text, or with further errors."""
@@ -74,17 +89,23 @@ def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     lowered = detail[:2000].lower()
     if status == 413 or _TOO_LARGE in lowered:
         return ErrorKind.CONTEXT_OVERFLOW
-    for word in words:
-        if word in _BY_CODE:
-            return _BY_CODE[word]
-    if status in _OF_OVERFLOWS and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
-        return ErrorKind.CONTEXT_OVERFLOW
     if any(phrase in lowered for phrase in _CREDIT_PHRASES):
         return ErrorKind.NO_CREDIT
+    for word in words:
+        if word.lower() in _BY_CODE:
+            return _BY_CODE[word.lower()]
+    for kind, code in _THROTTLING_CODES:
+        if any(map(code.search, words)):
+            return kind
+    if status in _OF_OVERFLOWS and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
+        return ErrorKind.CONTEXT_OVERFLOW
     if _REFUSED_PHRASE in lowered:
         return ErrorKind.REFUSED
-    if status in _OF_SOME_LIMITS and reports_limit(detail):
-        status = 429
+    if status in _OF_SOME_LIMITS:
+        if reports_limit(detail) or _THROTTLED.search(lowered):
+            return ErrorKind.RATE_LIMITED
+        if _OVERLOADED_PHRASE in lowered:
+            return ErrorKind.OVERLOADED
     if status >= 300:
         return _BY_STATUS.get(status, ErrorKind.TRANSIENT if status >= 500 else ErrorKind.INVALID_REQUEST)
     return next((_WITHOUT_STATUS[word] for word in words if word in _WITHOUT_STATUS), ErrorKind.TRANSIENT)
@@ -172,7 +193,7 @@ _STAMP = re.compile(
 )
 _NAMED = re.compile(r"\b(?:limits?|quota|usage)\b", re.IGNORECASE)
 _REACHED = re.compile(
-    r"\b(?:hit|reached) your (?:(?!context|token)[\w.'\u2019-]+ ){0,4}limits?\b"
+    r"\b(?:hit|reached) your (?:(?!context|token)[\w.'\u2019()-]+ ){0,4}limits?\b|\bkey limit exceeded\b"
     r"|\b(?:hour|daily|weekly|monthly|session|usage|spend|spending) limit reached\b"
     r"|\blimit reached\b\W{1,5}resets?\b",
     re.IGNORECASE,
@@ -180,7 +201,9 @@ _REACHED = re.compile(
 """A used-up limit, whose end may be missing: "hit your weekly limit", "reached your Fable 5 limit", "5-hour limit
 reached". Not any "limit reached": the limit of a context, or of turns, does not end by waiting.
 """
-_QUOTA = re.compile(r"\bquotas?\b|\b(?:daily|weekly|monthly) (?:usage |request |token )?limits?\b", re.IGNORECASE)
+_QUOTA = re.compile(
+    r"\bquotas?\b|\bper[ -]day\b|\b(?:daily|weekly|monthly) (?:usage |request |token )?limits?\b", re.IGNORECASE
+)
 _MINUTE, _JUST_OVER = timedelta(minutes=1), timedelta(minutes=10)
 """A time of day without seconds covers a whole minute. A time that passed less than ten minutes ago means today, not
 tomorrow: clocks differ, and a limit may end a moment later than announced.

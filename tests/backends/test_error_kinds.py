@@ -36,12 +36,26 @@ CODES = {
     "exceed_context_size_error": "context_overflow",
     "insufficient_quota": "no_credit",
     "billing_error": "no_credit",
+    "budget_exceeded": "no_credit",  # LiteLLM, with 400
+    "billing_hard_limit_reached": "no_credit",
+    "exceeded_current_quota_error": "no_credit",  # Moonshot
+    "insufficient_user_quota": "no_credit",  # New API, with 403
+    "Arrearage": "no_credit",  # Alibaba, with 400
+    "AllocationQuota.FreeTierOnly": "no_credit",
     "content_filter": "refused",
     "content_policy_violation": "refused",
     "invalid_prompt": "refused",
     "overloaded_error": "overloaded",
     "rate_limit_error": "rate_limited",
     "rate_limit_exceeded": "rate_limited",
+    "RateLimitReached": "rate_limited",
+    "ThrottlingException": "rate_limited",
+    "throttling_error": "rate_limited",
+    "too_many_requests": "rate_limited",
+    "TooManyRequestsException": "rate_limited",
+    "engine_overloaded_error": "overloaded",
+    "server_is_overloaded": "overloaded",
+    "slow_down": "overloaded",
     "json_validate_failed": "invalid_output",
     "tool_use_failed": "invalid_output",
 }
@@ -128,8 +142,46 @@ def test_a_flagged_input_is_refused_whatever_the_status() -> None:
     assert kind_of(403, ["403"], said).value == "refused"
 
 
-def test_no_credit_is_no_mistake_in_the_request() -> None:
-    assert kind_of(400, [], "Your Credit Balance is too low").value == "no_credit"
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Your Credit Balance is too low",
+        "Your team 1 has either used all available credits or reached its monthly spending limit.",  # xAI, 403
+        "You have run out of credits or need a Grok subscription.",
+        "Sorry, your account balance is insufficient",  # SiliconFlow, 403
+        "Budget has been exceeded! Current cost: 14, Max budget: 10",  # a LiteLLM behind a LiteLLM
+        "Key limit exceeded (total limit). Manage it using https://openrouter.ai/settings/keys",  # OpenRouter, 403
+        "You're out of extra usage. Add more at claude.ai/settings/usage and keep going.",
+        "Third-party apps now draw from your extra usage, not your plan limits.",
+        "Extra usage is required for long context requests.",
+    ],
+)
+def test_no_credit_is_no_mistake_in_the_request_and_no_wrong_key(message: str) -> None:
+    for status in (0, 400, 403, 429):
+        assert kind_of(status, ["permission_error", "rate_limit_error"], message).value == "no_credit"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Too many requests, please wait before trying again.", "rate_limited"),  # Bedrock, 400
+        ("litellm.RateLimitError: slow down", "rate_limited"),
+        ("Rate limit exceeded", "rate_limited"),
+        ("You have exceeded a secondary rate limit.", "rate_limited"),
+        ("Key limit exceeded (daily limit). Manage it using https://openrouter.ai/settings/keys", "rate_limited"),
+        ("You've reached your weekly (7-day) usage limit. Your quota will reset later.", "rate_limited"),  # Kimi, 403
+        ("Our servers are currently overloaded. Please try again later.", "overloaded"),  # OpenAI, 400
+    ],
+)
+def test_a_limit_and_an_overload_are_known_by_the_message(message: str, kind: str) -> None:
+    assert {kind_of(status, ["unknown"], message).value for status in (0, 200, 400, 403, 500)} == {kind}
+    assert kind_of(401, [], message).value == "auth"
+    assert kind_of(404, [], message).value == "invalid_request"
+
+
+def test_a_message_that_speaks_of_limits_only_is_an_error_that_lasts() -> None:
+    assert kind_of(403, [], "Your plan has no access to higher rate limits.").value == "auth"
+    assert kind_of(400, [], "Unknown parameter: 'rate_limit'").value == "invalid_request"
 
 
 @pytest.mark.parametrize("message", ["Weekly limit reached", "quota reached, try again in 3 days"])

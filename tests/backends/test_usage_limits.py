@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from plait.backends.error_kinds import announced_wait, reports_limit, seconds_left
+from plait.backends.error_kinds import announced_wait, names_quota, reports_limit, seconds_left
 
 NOW = 1_795_000_000.0
 
@@ -125,6 +125,19 @@ def test_a_used_up_limit(message: str) -> None:
 @pytest.mark.parametrize("message", NO_LIMITS)
 def test_no_used_up_limit(message: str) -> None:
     assert not reports_limit(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_quota"),
+    [
+        ("You exceeded your current quota", True),
+        ("Rate limit exceeded: free-models-per-day", True),
+        ("Rate limit reached for m on tokens per day (TPD): Limit 100000", True),
+        ("Rate limit reached for m on tokens per min (TPM): Limit 30000", False),
+    ],
+)
+def test_a_quota_holds_for_all_calls_of_the_account(message: str, is_quota: bool) -> None:
+    assert names_quota(message) is is_quota
 
 
 def test_the_wait_in_the_body_of_an_error() -> None:
