@@ -18,7 +18,7 @@ from plait.safe_text import parse_json
 _BY_STATUS: Mapping[int, ErrorKind] = {
     **dict.fromkeys((401, 403), ErrorKind.AUTH),
     402: ErrorKind.NO_CREDIT,
-    **dict.fromkeys((408, 409, 425), ErrorKind.TRANSIENT),
+    **dict.fromkeys((408, 409, 424, 425, 499), ErrorKind.TRANSIENT),
     413: ErrorKind.CONTEXT_OVERFLOW,
     429: ErrorKind.RATE_LIMITED,
     **dict.fromkeys((498, 503, 529), ErrorKind.OVERLOADED),

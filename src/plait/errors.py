@@ -258,7 +258,9 @@ class ErrorKind(StrEnum):
     """The cause of a failed turn. The runner's retry policy is written in terms of these kinds."""
 
     TRANSIENT = "transient"
-    """Network trouble, 408, 409, 425, 5xx, or an answer that broke off, has an unknown end, or cannot be read."""
+    """Network trouble, 408, 409, 424, 425, 499, 5xx, or an answer that broke off, has an unknown end, or cannot be
+    read.
+    """
     RATE_LIMITED = "rate_limited"
     """429: too many requests or tokens. `BackendError.retry_after` is the wait requested by the server, if any."""
     OVERLOADED = "overloaded"

@@ -18,11 +18,12 @@ STATUSES = {
     408: "transient",
     409: "transient",
     413: "context_overflow",
+    424: "transient",  # Bedrock and TGI: the model failed
     425: "transient",
     426: "invalid_request",
     429: "rate_limited",
     498: "overloaded",
-    499: "invalid_request",
+    499: "transient",  # Gemini: the server itself cancelled the call
     500: "transient",
     501: "transient",
     503: "overloaded",
