@@ -84,8 +84,11 @@ _MINIMAX: Mapping[str, str] = {
 """The codes of `base_resp`, which MiniMax sends with status 200, in the words of others."""
 
 
-def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
-    """Return the kind of an error with HTTP `status` (0 if unknown), machine-readable `words`, and message `detail`."""
+def kind_of(status: int, words: Sequence[str], detail: str, *, has_wait: bool = False) -> ErrorKind:
+    """Return the kind of an error with HTTP `status` (0 if unknown), machine-readable `words`, and message `detail`.
+
+    `has_wait` if a header says when to try again: a status of 403 then stands for a limit, and not for a wrong key.
+    """
     lowered = detail[:2000].lower()
     if status == 413 or _TOO_LARGE in lowered:
         return ErrorKind.CONTEXT_OVERFLOW
@@ -102,7 +105,7 @@ def kind_of(status: int, words: Sequence[str], detail: str) -> ErrorKind:
     if _REFUSED_PHRASE in lowered:
         return ErrorKind.REFUSED
     if status in _OF_SOME_LIMITS:
-        if reports_limit(detail) or _THROTTLED.search(lowered):
+        if (has_wait and status == 403) or reports_limit(detail) or _THROTTLED.search(lowered):
             return ErrorKind.RATE_LIMITED
         if _OVERLOADED_PHRASE in lowered:
             return ErrorKind.OVERLOADED

@@ -739,7 +739,8 @@ def _http_error(status: int, error: Any) -> BackendError:
     model = getattr(error, "model_name", None)
     source = f"{type(error).__name__}: the server" if model is None else f"model {model}"
     text = f"{source} answered with status {status}: {masked_line(detail, _LIMIT)}"
-    return BackendError(kind_of(status, words, detail), text)
+    has_wait = getattr(error, "retry_after", None) is not None
+    return BackendError(kind_of(status, words, detail, has_wait=has_wait), text)
 
 
 def _kind_by_class(error: Exception) -> ErrorKind:

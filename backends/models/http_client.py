@@ -76,7 +76,8 @@ class Endpoint:
         doubt = _doubt(url) if status == 404 and "model" not in detail.lower() else ""
         text = self.safe_text(f"{self.name} answered {status}: {detail}", doubt)
         wait = announced_wait(body, time.time()) if hint is None else hint
-        error = BackendError(kind_of(status, words, detail), text, retry_after=wait)
+        kind = kind_of(status, words, detail, has_wait=hint is not None)
+        error = BackendError(kind, text, retry_after=wait)
         error.status = status
         return error
 

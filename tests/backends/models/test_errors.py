@@ -137,6 +137,17 @@ async def test_waiting_time_that_the_server_asks_for(
     assert low <= error.retry_after <= high
 
 
+async def test_a_quota_told_with_403_and_a_time_to_try_again(dialect: Dialect) -> None:
+    """So Azure API Management tells it: {"statusCode": 403, "message": ...}."""
+    words = "Out of call volume quota. Quota will be replenished in 02:34:12."
+    error, _ = await failure(dialect, plain(403, {"statusCode": 403, "message": words}, retry_after="9252"))
+    assert (error.kind, error.retry_after) == (K.RATE_LIMITED, 9252.0)
+    error, _ = await failure(dialect, plain(403, {"statusCode": 403, "message": words}))
+    assert error.kind is K.AUTH
+    error, _ = await failure(dialect, plain(401, {"statusCode": 401, "message": "no key"}, retry_after="9252"))
+    assert error.kind is K.AUTH
+
+
 @pytest.mark.parametrize("header", ["soon", "-3", "nan", "inf", "", "99 Smarch 2026"])
 async def test_waiting_times_that_are_none(dialect: Dialect, header: str) -> None:
     error, _ = await failure(dialect, dialect.error(503, "unavailable_error", "loading", retry_after=header))
