@@ -290,8 +290,9 @@ def _usage(usage: JsonValue) -> Usage:
     """
     read, written = count(usage, "prompt_tokens"), count(usage, "completion_tokens")
     beside = max(0, count(usage, "total_tokens") - read - written)
-    # DeepSeek has a field of its own.
-    cached = count(usage, "prompt_tokens_details", "cached_tokens") or count(usage, "prompt_cache_hit_tokens")
+    # DeepSeek and Moonshot have fields of their own.
+    cached = count(usage, "prompt_tokens_details", "cached_tokens")
+    cached = cached or count(usage, "prompt_cache_hit_tokens") or count(usage, "cached_tokens")
     return counted(
         read,
         written + beside,

@@ -158,6 +158,10 @@ DETAILS = {
         },
         Usage(20, 10, None, "m", 16),
     ),
+    "moonshot": (
+        {"prompt_tokens": 19, "completion_tokens": 21, "total_tokens": 40, "cached_tokens": 10},
+        Usage(19, 21, None, "m", 10),
+    ),
     "xai": (
         {
             "prompt_tokens": 32,
