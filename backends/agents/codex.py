@@ -252,6 +252,7 @@ class CodexReader:
             count(used, "output_tokens"),
             model=self._model,
             cache_read=count(used, "cached_input_tokens"),
+            cache_write=count(used, "cache_write_input_tokens"),
             reasoning=count(used, "reasoning_output_tokens"),
         )
         return TurnAnswer(self.last_text if self._ends_in_text else "", usage=total, is_total=True)

@@ -105,6 +105,15 @@ def test_a_usage_limit_ends_when_it_says() -> None:
         assert seen.error is not None and seen.error.retry_after == pytest.approx(seconds, abs=90)
 
 
+def test_tokens_written_to_the_cache_are_a_part_of_the_input() -> None:
+    """The newer models of OpenAI bill them above other input."""
+    message = {"type": "item.completed", "item": {"type": "agent_message", "text": "done"}}
+    usage = {"input_tokens": 2600, "cached_input_tokens": 2000, "cache_write_input_tokens": 400, "output_tokens": 7}
+    seen = _read({"type": "thread.started", "thread_id": "x"}, message, {"type": "turn.completed", "usage": usage})
+    assert seen.answered is not None
+    assert seen.answered.usage == Usage(2600, 7, cache_read_tokens=2000, cache_write_tokens=400)
+
+
 def test_a_turn_in_another_session_is_over_before_the_model_is_asked() -> None:
     seen = _read({"type": "thread.started", "thread_id": "new"}, session="old", status=-9)
     assert seen.reader.is_final
