@@ -173,7 +173,8 @@ def _parsed(raw: JsonValue) -> JsonValue:
 _UNIT = r"(?:ms|milliseconds?|w(?:eeks?)?|d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)(?![a-z])"
 _PART = re.compile(rf"(\d{{1,9}}(?:\.\d{{1,9}})?)\s*({_UNIT})", re.IGNORECASE)
 _SPAN = re.compile(
-    rf"\b(?:again|retry|resets?) (?:in|after) ((?:\d{{1,9}}(?:\.\d{{1,9}})?\s*{_UNIT}[\s,]*(?:and )?)+)", re.IGNORECASE
+    rf"\b(?:(?:again|retry|resets?) (?:in|after)|wait) ((?:\d{{1,9}}(?:\.\d{{1,9}})?\s*{_UNIT}[\s,]*(?:and )?)+)",
+    re.IGNORECASE,
 )
 _SECONDS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _EPOCH = re.compile(r"\|(\d{10})\b")
@@ -190,7 +191,7 @@ _CLOCK = re.compile(
 )
 _DATE = re.compile(r"\baccess on (\d{4}-\d\d-\d\d) at (\d\d:\d\d) UTC", re.IGNORECASE)
 _STAMP = re.compile(
-    r"\b(?:resets?|again|until) (?:on |at )?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)"
+    r"\b(?:resets?|again|until) (?:on |at:? )?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)"
     r"(?: ?(Z|UTC|[+-]\d\d:\d\d))?",
     re.IGNORECASE,
 )
@@ -231,10 +232,10 @@ def seconds_left(text: str, now: float) -> float | None:
     A time given to the minute means the end of the minute. A time without a date is the next one, or one that passed a
     moment ago. `now` has to be the time at which the text was written.
 
-    Known forms are "try again in 3 days 4 hours", "retry in 38.4s", "reset after 10h15m3s", "resets 3pm
-    (Europe/Berlin)", "resets at 14:30", "resets at midnight UTC", "resets tomorrow at 9am", "resets Tuesday 9am (UTC)",
-    "try again at Nov 25th, 2026 3:05 PM" (local time), "resets at 2026-12-01T00:00:00Z", "regain access on 2026-12-01
-    at 00:00 UTC", and "usage limit reached|1795000000".
+    Known forms are "try again in 3 days 4 hours", "retry in 38.4s", "reset after 10h15m3s", "wait 30 seconds", "resets
+    3pm (Europe/Berlin)", "resets at 14:30", "resets at midnight UTC", "resets tomorrow at 9am", "resets Tuesday 9am
+    (UTC)", "try again at Nov 25th, 2026 3:05 PM" (local time), "resets at 2026-12-01T00:00:00Z", "regain access on
+    2026-12-01 at 00:00 UTC", and "usage limit reached|1795000000".
     """
     text = text[:2000]
     if match := _SPAN.search(text):
@@ -254,12 +255,15 @@ def seconds_left(text: str, now: float) -> float | None:
 
 
 def announced_wait(body: JsonValue, now: float) -> float | None:
-    """Return the seconds of `"retryDelay": "34s"`, which Gemini sends instead of a header, or those in the text of the
-    error `body`; None if not stated.
+    """Return the seconds to wait after the error `body`; None if not stated: `"retryDelay": "34s"`, which Gemini sends
+    instead of a header, the end of a limit of OpenRouter, in milliseconds of Unix time, or the words of the text.
     """
-    for detail in tables(error_in(body), "details"):
+    error = error_in(body)
+    for detail in tables(error, "details"):
         if match := re.fullmatch(r"(\d{1,9}(?:\.\d+)?)s", str(detail.get("retryDelay"))):
             return float(match[1])
+    if match := re.fullmatch(r"(\d{10})\d{3}", str(at(error, "metadata", "headers", "X-RateLimit-Reset"))):
+        return max(0.0, float(match[1]) - now)
     return seconds_left(read_error(body)[1], now)
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 import pytest
 
 from plait.backends.error_kinds import announced_wait, names_quota, reports_limit, seconds_left
+from plait.json_form import JsonValue
 
 NOW = 1_795_000_000.0
 
@@ -32,6 +33,13 @@ def wall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         ("Please try again in 250ms.", 0.25),
         ("retry in 1 minute and 5 seconds", 65.0),
         ("Your quota will reset after 10h15m3s.", 36_903.0),
+        (
+            "Rate limit of 50 per 86400s exceeded for UserByModelByDay. Please wait 42567 seconds before retrying.",
+            42_567.0,
+        ),
+        ("Please wait 2 minutes.", 120.0),
+        ("Please wait, then try again in 3 seconds", 3.0),
+        ("Limit type: tokens. Remaining: 0. Limit resets at: 2026-11-18 11:10:00 UTC", 200.0),
         ("usage limit reached|1795000060", 60.0),
         ("usage limit reached|1794999999", 0.0),
         ("resets 3pm (Europe/Berlin)", 10_460.0),
@@ -146,6 +154,14 @@ def test_the_wait_in_the_body_of_an_error() -> None:
     assert announced_wait({"error": {"message": "quota, try again in 7s"}}, NOW) == 7.0
     assert announced_wait({"error": {"message": "no", "details": [{"retryDelay": "soon"}]}}, NOW) is None
     assert announced_wait(None, NOW) is None
+
+
+@pytest.mark.parametrize(("reset", "seconds"), [("1795000060000", 60.0), ("1794999999000", 0.0), ("60", None)])
+def test_the_end_of_the_limit_of_openrouter(reset: str, seconds: float | None) -> None:
+    headers = {"X-RateLimit-Limit": "50", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset}
+    message = "Rate limit exceeded: free-models-per-day. Add 10 credits to unlock 1000 free model requests per day"
+    error: JsonValue = {"message": message, "code": 429, "metadata": {"headers": dict[str, JsonValue](headers)}}
+    assert announced_wait({"error": error}, NOW) == seconds
 
 
 # The clock that reads the message, and the end that it names; both UTC. The reader's own zone is that of New York.
