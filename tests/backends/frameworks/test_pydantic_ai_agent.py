@@ -179,7 +179,7 @@ async def test_deps_reach_the_tools() -> None:
 
 ERRORS = [
     (401, "invalid_api_key", "Incorrect API key", ErrorKind.AUTH),
-    (403, "forbidden", "no", ErrorKind.AUTH),
+    (403, "forbidden", "no", ErrorKind.RATE_LIMITED),  # it says when to try again
     (404, "model_not_found", "there is no model m", ErrorKind.INVALID_REQUEST),
     (400, "invalid_request_error", "bad", ErrorKind.INVALID_REQUEST),
     (400, "context_length_exceeded", "too long", ErrorKind.CONTEXT_OVERFLOW),
