@@ -24,13 +24,14 @@ _BY_STATUS: Mapping[int, ErrorKind] = {
     **dict.fromkeys((498, 503, 529), ErrorKind.OVERLOADED),
 }
 _BY_CODE: Mapping[str, ErrorKind] = {
-    **dict.fromkeys(("context_length_exceeded", "exceed_context_size_error", "request_too_large"),
-                    ErrorKind.CONTEXT_OVERFLOW),
+    **dict.fromkeys(("context_length_exceeded", "exceed_context_size_error", "request_too_large",
+                     "model_max_prompt_tokens_exceeded"), ErrorKind.CONTEXT_OVERFLOW),
     **dict.fromkeys(("json_validate_failed", "output_parse_failed", "tool_use_failed"), ErrorKind.INVALID_OUTPUT),
     **dict.fromkeys(("insufficient_quota", "billing_error", "budget_exceeded", "billing_hard_limit_reached",
                      "billing_not_active", "exceeded_current_quota_error", "insufficient_user_quota", "arrearage",
                      "allocationquota.freetieronly"), ErrorKind.NO_CREDIT),
-    **dict.fromkeys(("content_filter", "content_policy_violation", "invalid_prompt"), ErrorKind.REFUSED),
+    **dict.fromkeys(("content_filter", "content_policy_violation", "invalid_prompt", "data_inspection_failed"),
+                    ErrorKind.REFUSED),
 }  # fmt: skip
 """Codes, in lower case, that are more specific than the HTTP status."""
 _THROTTLING_CODES = (
@@ -46,6 +47,7 @@ _WITHOUT_STATUS: Mapping[str, ErrorKind] = {
 _OVERFLOW_PHRASES = (
     "prompt is too long", "context length", "context limit", "context size", "context window", "maximum model length",
     "maximum prompt length", "exceeds the maximum number of tokens", "exceeded model token limit", "input is too long",
+    "prompt exceeds max length", "range of input length should be", "`max_new_tokens` must be <=",
 )  # fmt: skip
 _OF_OVERFLOWS = {0, 200, 400, 422, 500}
 """Statuses with which servers report a full context: that of llama.cpp and of Ollama is 500."""
@@ -54,16 +56,20 @@ _TOO_LARGE = "request too large"
 and the code say.
 """
 _CREDIT_PHRASES = (
-    "credit balance is too low", "credits are depleted", "insufficient credits", "insufficient balance",
-    "balance is insufficient", "used all available credits", "run out of credits", "budget has been exceeded",
-    "key limit exceeded (total", "extra usage. add more", "from your extra usage", "extra usage is required",
+    "credit balance is too low", "credit balance too low", "credits are depleted", "insufficient credits",
+    "insufficient balance", "balance is insufficient", "used all available credits", "run out of credits",
+    "budget has been exceeded", "key limit exceeded (total", "extra usage. add more", "from your extra usage",
+    "extra usage is required",
 )  # fmt: skip
-_REFUSED_PHRASE = "your input was flagged"
+_REFUSED_PHRASES = ("your input was flagged", "content exists risk", "blocked by content filtering policy")
+_KEY_PHRASES = ("api key not valid", "api key expired", "incorrect api key", "invalid api key")
+"""In the messages with which some servers (Gemini, xAI) answer 400 to a wrong key."""
 _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 """Statuses with which some servers report a limit, or an overload, and others an error that lasts. The message decides.
 """
 _THROTTLED = re.compile(
-    r"too many requests|throttl|rate.?limit(?:ed|error| exceeded| reached)|\bexceeded\b[^.]{0,60} rate.?limit",
+    r"too many requests|throttl|quota exceeded|rate.?limit(?:ed|error| exceeded| reached)"
+    r"|\bexceeded\b[^.]{0,60} rate.?limit",
     re.IGNORECASE,
 )
 _OVERLOADED_PHRASE = "overloaded"
@@ -102,8 +108,10 @@ def kind_of(status: int, words: Sequence[str], detail: str, *, has_wait: bool = 
             return kind
     if status in _OF_OVERFLOWS and any(phrase in lowered for phrase in _OVERFLOW_PHRASES):
         return ErrorKind.CONTEXT_OVERFLOW
-    if _REFUSED_PHRASE in lowered:
+    if any(phrase in lowered for phrase in _REFUSED_PHRASES):
         return ErrorKind.REFUSED
+    if status == 400 and any(phrase in lowered for phrase in _KEY_PHRASES):
+        return ErrorKind.AUTH
     if status in _OF_SOME_LIMITS:
         if (has_wait and status == 403) or reports_limit(detail) or _THROTTLED.search(lowered):
             return ErrorKind.RATE_LIMITED

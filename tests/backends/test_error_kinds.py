@@ -35,6 +35,7 @@ STATUSES = {
 CODES = {
     "context_length_exceeded": "context_overflow",
     "exceed_context_size_error": "context_overflow",
+    "model_max_prompt_tokens_exceeded": "context_overflow",  # Copilot
     "insufficient_quota": "no_credit",
     "billing_error": "no_credit",
     "budget_exceeded": "no_credit",  # LiteLLM, with 400
@@ -45,6 +46,7 @@ CODES = {
     "AllocationQuota.FreeTierOnly": "no_credit",
     "content_filter": "refused",
     "content_policy_violation": "refused",
+    "data_inspection_failed": "refused",  # Alibaba
     "invalid_prompt": "refused",
     "overloaded_error": "overloaded",
     "rate_limit_error": "rate_limited",
@@ -91,6 +93,9 @@ OVERFLOWS = [
     "the input length exceeds the context length",
     "Your request exceeded model token limit: 8192",
     "Input is too long for requested model.",
+    "Prompt exceeds max length",
+    "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 129024]",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097. Given: 5000 `inputs` tokens",
 ]
 
 
@@ -137,16 +142,33 @@ def test_a_body_too_large_is_not_waited_for_whatever_the_code() -> None:
     assert kind_of(413, ["rate_limit_exceeded"], "Too many tokens").value == "context_overflow"
 
 
-def test_a_flagged_input_is_refused_whatever_the_status() -> None:
-    """So OpenRouter says it, with 403."""
-    said = "openai/gpt requires moderation. Your input was flagged for violence"
-    assert kind_of(403, ["403"], said).value == "refused"
+@pytest.mark.parametrize(
+    ("status", "word", "message"),
+    [
+        (403, "403", "openai/gpt requires moderation. Your input was flagged for violence"),  # OpenRouter
+        (400, "invalid_request_error", "Content Exists Risk"),  # DeepSeek
+        (400, "invalid_request_error", "Output blocked by content filtering policy"),  # Anthropic
+        (0, "invalid_request_error", "Output blocked by content filtering policy"),
+    ],
+)
+def test_a_filter_refuses_whatever_the_status_and_the_code(status: int, word: str, message: str) -> None:
+    assert kind_of(status, [word], message).value == "refused"
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["API key not valid. Please pass a valid API key.", "API key expired.", "Incorrect API key provided: xa***f."],
+)
+def test_a_wrong_key_told_with_400(message: str) -> None:
+    assert kind_of(400, ["INVALID_ARGUMENT"], message).value == "auth"
+    assert kind_of(500, [], message).value == "transient"
 
 
 @pytest.mark.parametrize(
     "message",
     [
         "Your Credit Balance is too low",
+        "Credit balance too low · Add funds: https://platform.claude.com/settings/billing",
         "Your team 1 has either used all available credits or reached its monthly spending limit.",  # xAI, 403
         "You have run out of credits or need a Grok subscription.",
         "Sorry, your account balance is insufficient",  # SiliconFlow, 403
@@ -168,6 +190,7 @@ def test_no_credit_is_no_mistake_in_the_request_and_no_wrong_key(message: str) -
         ("Too many requests, please wait before trying again.", "rate_limited"),  # Bedrock, 400
         ("litellm.RateLimitError: slow down", "rate_limited"),
         ("Rate limit exceeded", "rate_limited"),
+        ("Quota exceeded for this key", "rate_limited"),
         ("You have exceeded a secondary rate limit.", "rate_limited"),
         ("Key limit exceeded (daily limit). Manage it using https://openrouter.ai/settings/keys", "rate_limited"),
         ("You've reached your weekly (7-day) usage limit. Your quota will reset later.", "rate_limited"),  # Kimi, 403
