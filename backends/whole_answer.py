@@ -68,6 +68,7 @@ def whole_answer(
     raise_limit: str = "set a higher `max_tokens` of the backend",
     calls_tool: bool = False,
     needs_text: bool = True,
+    has_thought: bool = False,
 ) -> Message:
     """Return the assistant's message, with its thoughts kept apart from its text.
 
@@ -76,7 +77,8 @@ def whole_answer(
     `missing` says what is missing. `refusal` holds the words with which the model declined. `max_tokens` is the limit
     of the request, None if the request has none, and `raise_limit` tells a person how to raise it. `calls_tool` says
     that a call of a tool came last, which the text announces and nobody answers, whatever the reason. `needs_text` is
-    false for a turn that may end without text: in a question, or in data that were checked.
+    false for a turn that may end without text: in a question, or in data that were checked. `has_thought` says that
+    thoughts came beside the text, for the message about an answer without text.
 
     Raises BackendError: `truncated` for an answer that reached a limit of its length, with the text that arrived,
     `refused`, `limit_reached` for an agent's limit, `invalid_output` for an answer without text and for a call of a
@@ -107,7 +109,7 @@ def whole_answer(
         raise BackendError(ErrorKind.INVALID_OUTPUT, _CALLED, usage=usage)
     answer, thoughts = split_thoughts(clean_text(text))
     if needs_text and _BLANK.fullmatch(answer):
-        what = "the model's answer is empty" + (": it holds nothing but thoughts" if thoughts else "")
+        what = "the model's answer is empty" + (": it holds nothing but thoughts" if thoughts or has_thought else "")
         raise BackendError(ErrorKind.INVALID_OUTPUT, what, usage=usage)
     return Message("assistant", answer, usage, thoughts)
 

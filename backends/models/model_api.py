@@ -457,6 +457,7 @@ class PartialAnswer(ABC):
             usage=self.usage,
             max_tokens=max_tokens,
             calls_tool=self.calls_tool,
+            has_thought=self.begun,  # by something that is no text
         )
 
 

@@ -417,3 +417,15 @@ async def test_an_answer_of_thoughts_alone_is_none(kind: type[OpenAIBackend | An
     error = await failure(wire, events(wire.parts("<think>\nhm\n</think>\n")))
     assert (error.kind, "nothing but thoughts" in error.message) == (K.INVALID_OUTPUT, True)
     assert error.usage.output_tokens == 7
+
+
+async def test_an_answer_that_came_beside_the_text_is_none() -> None:
+    """So LM Studio and vLLM send an answer in JSON if they look for it in the thoughts of the model."""
+    thought = CHAT.chunk({"delta": {"content": "", "reasoning_content": '{"n": 4}'}})
+    block = MESSAGES.event("content_block_delta", index=0, delta={"type": "thinking_delta", "thinking": "4"})
+    for wire, piece in ((CHAT, thought), (MESSAGES, block)):
+        begin, *rest = wire.parts()
+        error = await failure(wire, events([begin, piece, *rest]))
+        assert (error.kind, "nothing but thoughts" in error.message) == (K.INVALID_OUTPUT, True)
+    error = await failure(CHAT, events(CHAT.parts("")))
+    assert error.message == "the model's answer is empty"
