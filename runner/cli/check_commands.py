@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,8 +13,8 @@ import anyio
 
 from plait.backends.agents.agent_catalog import Installed, look_for_agents
 from plait.backends.backend_specs import ProgramSpec
+from plait.backends.hosts.host_connection import HostState
 from plait.backends.process.available_memory import available_memory
-from plait.clock_and_ids import parse_time
 from plait.errors import PlanError
 from plait.persistence.store_health import Finding, Verdict
 from plait.runner.cli.command_line import COMPLETED, FAILED, STORE, USAGE, read_plan, subcommand
@@ -29,10 +28,9 @@ from plait.runner.cli.terminal_output import (
     print_table,
     visible,
 )
-from plait.runner.client.doctor import HostRow, check_agents, check_hosts, check_machine, check_store, worst
+from plait.runner.client.doctor import check_agents, check_hosts, check_machine, check_store, worst
 from plait.runner.client.run_backends import FileOptions, TrustedBackends
 from plait.runner.client.runs import find_run
-from plait.runner.domain.wait_reasons import clock_time
 from plait.runner.drawing.dag_picture import layers
 from plait.runner.engine.answer_check import play_again
 from plait.runner.engine.run_options import DEFAULT_BACKEND, StorePlace, open_store, policy_backends
@@ -204,14 +202,13 @@ def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | Non
     processes left behind. Changes nothing. The exit code is 3 if a check is bad; warnings alone give 0.
 
     With --hosts, ask each host for its slots, the attempts at work there, of all runs, and its version of plait, and
-    run `plait doctor` there. For a host that is away, also print since when a run in the store waits for the host;
-    workers of a Dask cluster that are gone are printed only then. A host that cannot be used is bad.
+    run `plait doctor` there. A host that cannot be used is bad. `plait show` says which task waits for which host.
     """
     if hosts_file is not None:
-        hosts, findings = anyio.run(check_hosts, hosts_file, store_path)
-        is_bad = any(state.problem is not None for _, state, _ in hosts)
+        hosts, findings = anyio.run(check_hosts, hosts_file)
+        is_bad = any(state.problem is not None for _, state in hosts)
         if as_json:
-            listed = [{"hosts": name, **asdict(state), "away_since": since} for name, state, since in hosts]
+            listed = [{"hosts": name, **asdict(state)} for name, state in hosts]
             print_json({"hosts": listed, "checks": list(map(asdict, findings))})
         else:
             _print_hosts(hosts, findings)
@@ -243,21 +240,16 @@ def _agent_json(one: Installed, memory: int | None) -> dict[str, object]:
     }
 
 
-def _print_hosts(hosts: Sequence[HostRow], findings: Sequence[Finding]) -> None:
-    rows = [("hosts", "name", "slots", "at work", "version", "state"), *map(_host_cells, hosts)]
+def _print_hosts(hosts: Sequence[tuple[str, HostState]], findings: Sequence[Finding]) -> None:
+    rows = [("hosts", "name", "slots", "at work", "version", "state")]
+    for group, state in hosts:
+        at_work = "" if state.at_work is None else str(state.at_work)
+        text = "ready" if state.problem is None else as_line(state.problem)
+        rows.append((group, state.name, str(state.slots), at_work, state.version or "", text))
     print_table(rows, 5, [None] * len(rows), frozenset({2, 3}))
     if findings:
         print_line("")
         _print_findings(findings)
-
-
-def _host_cells(host: HostRow) -> tuple[str, ...]:
-    group, state, since = host
-    at_work = "" if state.at_work is None else str(state.at_work)
-    text = "ready" if state.problem is None else as_line(state.problem)
-    if since is not None:
-        text = f"away since {clock_time(parse_time(since), time.time())}{text.removeprefix('away')}"
-    return group, state.name, str(state.slots), at_work, state.version or "", text
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:

@@ -16,18 +16,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shlex import quote
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import anyio
 
 from plait.backends.agents.agent_catalog import AGENTS, Installed
-from plait.backends.backend_specs import DaskHostsPart, HostsPart
+from plait.backends.backend_specs import HostsPart
 from plait.backends.extras import install_command
 from plait.backends.hosts.host_connection import HostState, HostUnreachable, ReachableHost
 from plait.backends.prices import list_version
 from plait.backends.process.child_manifest import AtWork, agents_at_work
 from plait.errors import StoreError
-from plait.events import HostAway
 from plait.persistence import SQLiteStore
 from plait.persistence import store_health as health
 from plait.persistence.store_health import Finding, Verdict, checksums
@@ -36,9 +35,8 @@ from plait.runner.client.run_backends import hosts_in_use
 from plait.runner.engine.lease import Liveness, liveness, seems_free, shown_status
 from plait.runner.engine.run_options import DEFAULT_STORE, ServerAddress, StorePlace, open_server, open_store
 from plait.runner.state.attempt_files import files_root, run_folder
-from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, read_settings, stores_backends
+from plait.runner.state.stored_run import stores_backends
 from plait.runner.views.event_sentences import counted, size
-from plait.runner.views.read_views import away_hosts
 from plait.statuses import RUN_DONE, RunStatus
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -47,8 +45,6 @@ _RUNS = 5
 _ALL = 1 << 31
 
 Command: TypeAlias = Callable[..., str]
-HostRow: TypeAlias = tuple[str, HostState, str | None]
-"""The name of a group, one of its hosts, and since when a run waits for the host."""
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -336,29 +332,13 @@ _SUCCEEDED = frozenset({0, 3})
 """The exit codes with findings: no check is bad, or some are."""
 
 
-async def check_hosts(path: Path, place: StorePlace) -> tuple[list[HostRow], list[Finding]]:
-    """Return the state of each host in the file at `path`, and the findings about those that answer. For one that is
-    away, the store says since when a run waits for it. Raises InvalidRequest, PlanError.
+async def check_hosts(path: Path) -> tuple[list[tuple[str, HostState]], list[Finding]]:
+    """Return the state of each host in the file at `path`, behind the name of its group, and the findings about those
+    that answer. Raises InvalidRequest, PlanError.
     """
-    groups = hosts_in_use(path)
-    visited = [(name, part, *await _visit(part, needs)) for name, (part, needs) in groups.items()]
-    findings = [one for *_, there in visited for one in there]
-    away: Sequence[tuple[Collection[str], HostAway]] = ()
-    # Runs may wait for a host that does not answer, or that is not listed.
-    if any(
-        isinstance(part, DaskHostsPart) or any(one.version is None for one in states) for _, part, states, _ in visited
-    ):
-        try:
-            away = await _away_hosts(place)
-        except StoreError as error:
-            what = f"the store does not say since when hosts are away: {error}"
-            findings.append(Finding("store", Verdict.WARNING, what))
-    rows = [
-        (name, state, _away_since(name, state, away))
-        for name, part, states, _ in visited
-        for state in [*states, *(_gone(name, states, away) if isinstance(part, DaskHostsPart) else ())]
-    ]
-    return rows, findings
+    visited = [(name, *await _visit(part, needs)) for name, (part, needs) in hosts_in_use(path).items()]
+    hosts = [(name, state) for name, states, _ in visited for state in states]
+    return hosts, [one for *_, there in visited for one in there]
 
 
 async def _visit(
@@ -399,44 +379,3 @@ async def _doctor(host: ReachableHost) -> list[Finding]:
             ]
         return [Finding(f"{host.name}: doctor", Verdict.BAD, f"plait doctor exited with {ended.code} there")]
     return [Finding(f"{host.name}: doctor", Verdict.BAD, f"plait doctor did not end within {_ANSWER_S:g} s there")]
-
-
-async def _away_hosts(place: StorePlace) -> Sequence[tuple[Collection[str], HostAway]]:
-    """Return the hosts that running runs in the store wait for, each with the groups of hosts of the run. Raises
-    StoreError.
-    """
-    if isinstance(place, Path) and not place.exists():  # nothing has run yet
-        return ()
-    hosts: list[tuple[Collection[str], HostAway]] = []
-    async with open_store(place, "read") as store:
-        for run in await store.list_runs(MOST_RUNS_SEARCHED):
-            if away := await away_hosts(store, run):
-                groups = _groups_of(await store.get_run(run.run_id))
-                hosts += [(groups, one) for one in away.values()]
-    return hosts
-
-
-def _groups_of(run: RunRecord | None) -> Collection[str]:
-    """Return the names of the groups of hosts that the backends of the run are placed on."""
-    if run is None:
-        return ()
-    backends: Mapping[str, Mapping[str, Any]] = read_settings(run).get("backends", {})
-    return {str(spec["on"]) for spec in backends.values() if "on" in spec}
-
-
-def _gone(group: str, states: Iterable[HostState], away: Iterable[tuple[Collection[str], HostAway]]) -> list[HostState]:
-    """Return the workers of a Dask cluster that a run waits for, and the scheduler has no longer."""
-    listed = {state.name for state in states}
-    gone = {one.host: one for groups, one in away if group in groups and one.host not in listed}
-    return [HostState(name, 0, problem=f"away: {one.reason}") for name, one in sorted(gone.items())]
-
-
-def _away_since(group: str, state: HostState, away: Iterable[tuple[Collection[str], HostAway]]) -> str | None:
-    """Return the earliest time since which a run waits for the host of the group; None for a host that answers.
-
-    The run of a Python program names no groups, and counts for each.
-    """
-    if state.version is not None:
-        return None
-    times = [one.since for groups, one in away if one.host == state.name and (group in groups or not groups)]
-    return min((since for since in times if since is not None), default=None)

@@ -164,14 +164,6 @@ async def _throttlings(store: Store, run: RunRecord) -> Mapping[str, BackendThro
     return {one.backend: one async for one in _events_of_owner(store, run, BackendThrottled)}
 
 
-async def away_hosts(store: Store, run: RunRecord) -> Mapping[str, HostAway]:
-    """Return the last event of each host that tasks wait for, by name; none unless the run is running. Raises
-    StoreError.
-    """
-    last = {one.host: one async for one in _events_of_owner(store, run, HostAway)}
-    return {name: one for name, one in last.items() if one.since is not None}
-
-
 _OfOwner = TypeVar("_OfOwner", BackendThrottled, FolderAwaited, HostAway)
 _Run = TypeVar("_Run", bound=RunView)
 
@@ -218,7 +210,7 @@ async def read_waits(
     """
     tries = await next_tries(store, run.run_id, () if RunStatus(run.status) in RUN_DONE else records)
     throttlings = await _throttlings(store, run)
-    away = await away_hosts(store, run)
+    away = {one.host: one async for one in _events_of_owner(store, run, HostAway)}
     folders = {one.task_id: one async for one in _events_of_owner(store, run, FolderAwaited)}
     tuning = await read_tuning(store, run)
 

@@ -8,18 +8,15 @@ from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 pytest.importorskip("distributed")
 
-from plait.events import HostAway
-from tests.support.agents.logs import LIMIT, wait_for
+from tests.support.agents.logs import LIMIT
 from tests.support.hosts.dask_cluster import DaskCluster
 from tests.support.processes import command
-from tests.support.processes.command import Terminal, plait_here
 
 pytestmark = pytest.mark.slow
 
@@ -28,19 +25,9 @@ plait = partial(command.plait, loaded=("distributed",))
 FUNCTIONS = """
 import os
 from pathlib import Path
-from typing import Any
-
-import anyio
 
 async def where(prompt):
     return f"{prompt} on {Path(os.environ['XDG_STATE_HOME']).name}"
-
-async def hold(prompt):
-    here = Path(__file__).parent
-    (here / "begun").write_text(Path(os.environ["XDG_STATE_HOME"]).name)
-    while not (here / "go").exists():
-        await anyio.sleep(0.01)
-    return prompt
 """
 
 
@@ -61,17 +48,6 @@ def write_plan(folder: Path, address: str, **backend: object) -> None:
     }
     (folder / "functions.py").write_text(FUNCTIONS)
     (folder / "plan.json").write_text(json.dumps(plan))
-
-
-def is_stored(folder: Path, kind: str) -> bool:
-    """Whether the store has an event of this kind: to ask the command again and again would take all processors."""
-    with closing(sqlite3.connect(folder / ".plait" / "plait.db")) as database:
-        return database.execute("SELECT 1 FROM events WHERE kind = ?", [kind]).fetchone() is not None
-
-
-def listed(folder: Path) -> list[dict[str, Any]]:
-    hosts: list[dict[str, Any]] = plait_here(folder, "doctor", "--hosts", "plan.json", "--json").value["hosts"]
-    return hosts
 
 
 def test_a_plan_runs_on_the_cluster_that_it_names(cluster: DaskCluster, tmp_path: Path) -> None:
@@ -102,31 +78,6 @@ def test_workers_and_their_state_are_listed_and_visited(cluster: DaskCluster, tm
     write_plan(tmp_path, cluster.address)
     done = plait(tmp_path, "doctor", "--hosts", "plan.json", "--json", HOME=str(tmp_path))
     assert "m2: codex" in {one["check"] for one in done.value["checks"]}
-
-
-def test_a_worker_that_is_gone_is_listed_while_a_run_waits_for_it(tmp_path: Path) -> None:
-    with DaskCluster(tmp_path / "cluster", {"m1": 1, "m2": 1}) as cluster:
-        anyio.run(cluster.ready)
-        write_plan(tmp_path, cluster.address, call="functions.py:hold")
-        with Terminal(tmp_path, "run", "plan.json") as run:
-            begun = tmp_path / "begun"
-            wait_for(lambda: begun.exists() and begun.read_text() != "")
-            place = begun.read_text()
-            cluster.kill(place)
-            wait_for(lambda: is_stored(tmp_path, HostAway.kind))
-            assert "away since" in plait_here(tmp_path, "doctor", "--hosts", "plan.json").out
-            rows = {one["name"]: one for one in listed(tmp_path)}
-            assert set(rows) == {"m1", "m2"}
-            assert rows[place]["problem"].startswith("away: ")
-            assert rows[place]["away_since"].endswith("Z")
-            assert {one["away_since"] for name, one in rows.items() if name != place} == {None}
-            (tmp_path / "go").touch()
-            cluster.start_worker(place)
-            assert run.wait() == 0
-        rows = listed(tmp_path)
-        assert [one["problem"] for one in rows] == [None, None]
-        cluster.kill(place)
-        wait_for(lambda: len(listed(tmp_path)) == 1)  # no run waits
 
 
 def test_a_scheduler_that_is_away_is_named(tmp_path: Path) -> None:
