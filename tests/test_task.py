@@ -13,7 +13,7 @@ from plait import Task
 from plait.events import NewTask
 from plait.json_form import to_json
 from plait.runner.state.stored_run import decode_task
-from plait.task import FailureMode, Retry
+from plait.task import Best, Call, Check, FailureMode, Retry, read_spec, write_spec
 
 
 @pytest.mark.parametrize("prompt", ["", " \n\t", None])
@@ -68,3 +68,13 @@ def test_an_empty_mapping_of_a_task_is_shared_and_stays_empty() -> None:
         assert nothing == {}
         assert json.dumps(nothing) == "{}"
     assert deepcopy(first) == first
+
+
+def test_a_called_plan_is_read_as_it_was_stored() -> None:
+    vote = Best("the shortest", "judge")
+    inner = Task("inner", call=Call([Task("x", "x", ("y",), retry=2, check=Check(["true"])), Task("y", run=["ls"])]))
+    task = Task("c", call=Call([inner, Task("v", "v", repeat=3, vote=vote)], {"n": 1}, "{{ v }} == 1", 5, {"m": []}))
+    again = Task("c", **read_spec(write_spec(task)))
+    assert again.call == task.call
+    assert task.call is not None
+    assert task.call.backends == (None, "command", "judge")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import anyio
 
@@ -170,7 +170,7 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
         "inputs": sorted(dag.inputs),
         "calls": {
             task.id: {
-                "tasks": [part["id"] for part in cast("list[Any]", task.call.plan["tasks"])],
+                "tasks": [part.id for part in task.call.tasks],
                 "rounds": task.call.max if task.call.is_loop else None,
                 "until": task.call.until,
             }

@@ -284,10 +284,7 @@ def _required(
     names = needed_backends(task_backends(dag, default), statuses)
     further = [] if policy is None else sorted(policy_backends(policy, default))
     unfinished = [task for task, status in zip(dag, statuses, strict=True) if status not in TASK_DONE]
-    checks = [task.check for task in unfinished if task.check is not None]
-    further += [check.backend for check in checks if check.backend is not None]
-    if any(check.run for check in checks):
-        further.append(COMMAND_BACKEND)
+    further += [name for task in unfinished if task.check is not None for name in task.check.backends]
     further += [name or default for task in unfinished if task.call is not None for name in task.call.backends]
     if any(task.adds_tasks for task in unfinished):
         further += specs
@@ -741,14 +738,13 @@ class StoredBackends:
         commands: list[tuple[Task, str, Sequence[str]]] = []
         places: list[tuple[Task, str]] = []
         for task in tasks:
-            check = {} if task.check is None else {"run": list(task.check.run)}
-            own: dict[str, Any] = {"backend": task.backend, "run": list(task.run), "check": check}
-            own |= {"cwd": task.cwd, "env": dict(task.env)}
-            for part in (own, *(() if task.call is None else task.call.tasks)):
-                places += [(task, place) for place in _places_of(part)]
-                for key, words in commands_of(part).items():
-                    backend = part.get("backend") if key == "run" else None
-                    commands.append((task, backend or COMMAND_BACKEND, words))
+            for part in (task, *(() if task.call is None else task.call.leaves)):
+                if part.cwd or part.env:
+                    places.append((task, _place(part.cwd, part.env)))
+                if part.run:
+                    commands.append((task, part.backend or COMMAND_BACKEND, part.run))
+                if part.check is not None and part.check.run:
+                    commands.append((task, COMMAND_BACKEND, part.check.run))
         if not (commands or places):
             return
         written: set[tuple[str, ...]] = set()
@@ -973,12 +969,16 @@ class TrustedBackends:
             return self._without
 
 
+def _place(cwd: object, env: object) -> str:
+    return json.dumps([cwd, env or {}], sort_keys=True)
+
+
 def _places_of(part: object) -> Iterator[str]:
     """Yield the folder and the environment of a task as written, and those of the tasks within it, as JSON."""
     if isinstance(part, dict):
         task = cast("dict[str, object]", part)
         if task.get("cwd") or task.get("env"):
-            yield json.dumps([task.get("cwd"), task.get("env") or {}], sort_keys=True)
+            yield _place(task.get("cwd"), task.get("env"))
         for _, inner in tasks_within(task):
             yield from _places_of(inner)
 

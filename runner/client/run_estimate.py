@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from anyio.to_thread import run_sync
 
@@ -28,7 +27,7 @@ from plait.runner.reuse.earlier_answers import ReuseFrom
 from plait.runner.state.stored_run import StoredRun, read_settings, stored_record, stored_run
 from plait.runner.state.task_files import files_of
 from plait.runner.views.view_models import UsageView, usage_fields, view
-from plait.task import COMMAND_BACKEND, TEXT, Call, Task
+from plait.task import TEXT, Call, Task
 from plait.usage import NO_USAGE, Usage
 
 TOKEN_CHARACTERS = 4
@@ -255,26 +254,24 @@ def _called(
     """Yield the calls of a plan that is called `times` times. A loop has the rounds of the earlier run, else an unknown
     number.
     """
-    for part in call.tasks:
-        name = part.get("backend") or (COMMAND_BACKEND if part.get("run") else default)
-        is_same = re.compile(rf"{re.escape(group)}\..*(?<=\.){re.escape(part['id'])}").fullmatch
+    for part in call.leaves:
+        name = part.backend or default
+        is_same = re.compile(rf"{re.escape(group)}\..*(?<=\.){re.escape(part.id)}").fullmatch
         seen = [usage for used in usages.values() for task_id, usage in used.items() if is_same(task_id)]
         state = None if earlier is None else earlier.state
         rounds = 0 if state is None else sum(bool(is_same(one.id)) and state.is_completed(one.id) for one in state.dag)
         number, is_known = (rounds or times, rounds > 0) if call.is_loop else (times, True)
         estimate = TaskEstimate(
-            task_id=f"{group}.{part['id']}",
+            task_id=f"{group}.{part.id}",
             backend=name,
             calls=number,
             length_is_known=is_known,
             earlier_calls=len(seen),
         )
-        prompt = part.get("prompt") or ""
-        task = Task(part["id"], prompt, backend=name, model=part.get("model"))
-        yield (calls := _Calls(estimate, task, [_Sent(len(prompt), tokens_in(prompt), reads_answers=True)], seen))
-        check: Mapping[str, Any] = part.get("check") or {}
-        if check.get("judge"):
-            yield _judged(calls, check.get("backend") or name, check["judge"], 0)
+        sent = _Sent(len(part.prompt), tokens_in(part.prompt), reads_answers=True)
+        yield (calls := _Calls(estimate, part, [sent], seen))
+        if part.check is not None and part.check.judge is not None:
+            yield _judged(calls, part.check.backend or name, part.check.judge, 0)
 
 
 async def runs_taken_over(run: StoredRun) -> AsyncIterator[StoredRun]:

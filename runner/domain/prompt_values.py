@@ -144,7 +144,7 @@ class TaskTexts:
         if call.is_loop:
             values[PREVIOUS] = _by_name(previous, self._dag, self._results, has_data=True) or NoResult()
         inputs = {name: evaluated(value, values) for name, value in call.values.items()}
-        return {**cast("Mapping[str, JsonInput]", call.plan.get("inputs", {})), **inputs}
+        return {**call.inputs, **inputs}
 
     def argument_values(self) -> dict[str, JsonInput]:
         """Return the value of each name in the arguments of the task."""

@@ -253,7 +253,8 @@ class Checks:
                 yield "env", f'env must have texts by the names of variables, such as CI: "1", not {name!r}: {text!r}'
         if task.codes != SUCCESS and not task.run:
             yield "codes", "only a command has exit codes; leave `codes` out"
-        if task.call is not None and (reason := why_no_json([task.call.plan, task.call.values])):
+        values = None if task.call is None else [task.call.values, task.call.inputs, task.call.returns]
+        if values and (reason := why_no_json(values)):
             yield "call", f"call has to be JSON, to be stored with the task: {reason}"
         if task.check is not None:
             yield from (("check", message) for message in _check_problems(task, task.check))

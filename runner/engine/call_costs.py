@@ -179,7 +179,6 @@ def _calls_of(task: Task, name: str, default: str) -> Iterator[tuple[str, str | 
         yield task.check.backend or name, None
     if task.call is not None:
         for part in task.call.tasks:
-            if not part.get("run"):
-                yield part.get("backend") or default, part.get("model")
+            yield from _calls_of(part, part.backend or default, default)
     elif not task.run:
         yield name, task.model

@@ -269,21 +269,21 @@ def _has_parts_for(run: LiveRun, name: str, task: Task, elements: Sequence[JsonV
 
 def add_round(run: LiveRun, position: int) -> list[events.Event]:
     """Add the tasks of the plan that the task at `position` calls, or those of the next round of a loop. Return the
-    event. Raises DAGError, PlanError, PromptError.
+    event. Raises DAGError, PromptError.
     """
     from plait.runner.plan.plan_tasks import called_tasks  # noqa: PLC0415 - pydantic, for such runs only
 
     task, number = run.state.dag.tasks[position], rounds(run, position) + 1
     assert task.call is not None
     inputs = _inputs(run, position, number)
-    limits = run.options.growth.within(run.state.dag.growth)
+    pilot = run.options.growth.within(run.state.dag.growth).pilot
     prefix = _prefix(task, number)
     before = () if number == 1 else _last_of(run, position, number - 1)
     # A function may receive any input as a parameter; another task has those that it names.
     takes = {name for name, backend in run.options.backends.items() if Abilities.of(backend).parameters}
     parts = [
         _called(one, prefix, inputs, before, takes_all=(one.backend or run.options.default) in takes)
-        for one in called_tasks(task.call, inputs, limits)
+        for one in called_tasks(task.call, inputs, pilot)
     ]
     added = add(run, parts, task.id, gathered_by=position)
     run.scheduler.join(position, len(parts))
@@ -326,7 +326,7 @@ def returned(run: LiveRun, position: int) -> JsonValue:
     """
     task, number = run.state.dag.tasks[position], rounds(run, position)
     assert task.call is not None
-    returns = task.call.plan.get("returns")
+    returns = task.call.returns
     if returns is None:
         returns = {name: f'{{{{ results["{name}"] }}}}' for name in _names(run, position, number)}
     return evaluated(returns, _round_values(run, position, number))

@@ -71,7 +71,6 @@ from plait.runner.state.task_files import with_digests
 from plait.safe_text import SCHEMES, masked_address
 from plait.statuses import TASK_DONE, TaskStatus
 from plait.task import (
-    COMMAND_BACKEND,
     NO_PROMPT,
     OWN_OPTIONS,
     TEXT,
@@ -520,9 +519,7 @@ def backend_names(dag: DAG, options: RunOptions, statuses: Sequence[TaskStatus] 
         if statuses and statuses[position] in TASK_DONE:
             continue
         if task.check is not None:
-            checkers = {COMMAND_BACKEND} if task.check.run else set[str]()
-            checkers |= set() if task.check.backend is None else {task.check.backend}
-            require_backends(options, checkers, f"the check of task {task.id!r}")
+            require_backends(options, {*task.check.backends}, f"the check of task {task.id!r}")
         if task.call is not None:
             called = {name or options.default for name in task.call.backends}
             require_backends(options, called, f"the plan that task {task.id!r} calls")

@@ -22,7 +22,7 @@ from plait.runner.plan.plan_positions import Source, spell
 from plait.runner.plan.plan_tasks import called_tasks
 from plait.runner.prompts.prompt_names import NoResult, structured
 from plait.runner.prompts.prompt_template import compared, is_true
-from plait.task import FailureMode, GrowthLimits, Task
+from plait.task import FailureMode, Task
 
 MOST_TRIES = 500
 """The combinations on which a condition is tried."""
@@ -207,8 +207,8 @@ class Play:
                     cases.append({"if": {prefix + field: one for field, one in case.items()}, "tasks": taken})
         for name, task in tasks.items():
             if (call := task.call) is not None:
-                inputs = cast("dict[str, JsonInput]", call.plan.get("inputs", {})) | dict.fromkeys(call.values)
-                rows += self.branches(called_tasks(call, inputs, GrowthLimits()), f"{prefix}{name}.")
+                inputs = {**call.inputs, **dict.fromkeys(call.values)}
+                rows += self.branches(DAG(called_tasks(call, inputs), inputs=inputs), f"{prefix}{name}.")
         return cases + rows
 
 

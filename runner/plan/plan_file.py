@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
@@ -59,10 +59,11 @@ from plait.runner.scheduling.slots import Concurrency, mistakes_of_spares, spare
 from plait.task import (
     COMMAND_BACKEND,
     NO_PROMPT,
-    TASKS_SCHEMA,
     TEXT,
+    Call,
     FailureMode,
     GrowthLimits,
+    Task,
     command_mismatch,
     given_settings,
     media_type,
@@ -450,8 +451,8 @@ class CalledPlans:
         self._names_default = names_default
 
     def write_out(self, part: PlanPart, source: Source, files: tuple[Path, ...]) -> None:
-        """Replace the names of called plans in `part` by the plans. `files` are the plans that call each other down to
-        this one. Problems are added to `source.problems`, those of the called plans too.
+        """Replace the name of each called plan in `part` by the `Call`. `files` are the plans that call each other down
+        to this one. Problems are added to `source.problems`, those of the called plans too.
         """
         for index, task in enumerate(part.tasks):
             if task.plan is None and task.loop is None:
@@ -459,11 +460,11 @@ class CalledPlans:
             where: Where = ("tasks", index)
             self._check_keys(task, where, source)
             if task.loop is None:
-                task.plan = self._called(task, where, part, source, files) or {"tasks": []}
+                task.plan = call = self._called(task, where, part, source, files)
             else:
-                plan = self._called(task.loop, (*where, "loop"), part, source, files)
-                task.loop.plan, task.loop.tasks = plan or {"tasks": []}, []
-            if len(files) == 1 and (longest := _longest_id(task)) and len(longest) > _LONGEST_ID:
+                task.loop.plan = call = self._called(task.loop, (*where, "loop"), part, source, files)
+                task.loop.tasks = []
+            if len(files) == 1 and len(longest := _longest_id(task, call)) > _LONGEST_ID:
                 message = f"its tasks get ids such as {longest!r}, of more than {_LONGEST_ID} characters; shorten them"
                 source.complain((*where, "id"), message)
 
@@ -481,39 +482,33 @@ class CalledPlans:
 
     def _called(
         self, call: TaskPart | LoopPart, at: Where, caller: PlanPart, source: Source, files: tuple[Path, ...]
-    ) -> dict[str, Any] | None:
-        """Return the plan that the call at `at` stands for, as it is written into the call; None with mistakes."""
+    ) -> Call:
+        """Return the call at `at`, without tasks if there are mistakes."""
         loop = call if isinstance(call, LoopPart) else None
+        empty = Call((), call.with_) if loop is None else Call((), loop.with_, loop.until, loop.max)
         if loop is not None and (loop.plan is None) != bool(loop.tasks):
             source.complain(at, "a loop has either `plan`, the file of a plan, or `tasks`; write one of them")
-            return None
+            return empty
         if loop is not None and loop.tasks:
             part = PlanPart(tasks=loop.tasks, defaults=caller.defaults, returns=loop.returns)
             inside = source.below(at)
             inputs: dict[str, JsonValue] = dict.fromkeys(loop.with_)
         elif (opened := self._opened(call, at, source, files)) is None:
-            return None
+            return empty
         else:
             part, inputs, inside, files = opened
         # None stands for inputs that are known during the run.
-        dag = self._checked(part, inputs, inside, files)
+        tasks, dag = self._checked(part, inputs, inside, files)
         names = [*(task.id for task in part.tasks), *inputs]
         _check_names("returns", names_in(part.returns), names, inside, ("returns",))
         if loop is not None:
             _check_names("until", condition_names(loop.until), names, source, (*at, "until"))
         if dag is None:
-            return None
+            return empty
         if loop is not None:
             self._check_until(loop, (*at, "until"), source, part, inside, dag)
-        for index, task in enumerate(part.tasks):
-            if task.output == "tasks" and task.output_schema is None and function_of(task, part) is None:
-                part.tasks[index] = task.model_copy(update={"output_schema": TASKS_SCHEMA})
-        return {
-            "tasks": [task.model_dump(exclude_unset=True, by_alias=True) for task in part.tasks],
-            "defaults": part.defaults.model_dump(exclude_unset=True, exclude={"backend"}),
-            "inputs": {name: value for name, value in inputs.items() if name not in call.with_},
-            **({"returns": part.returns} if part.returns is not None else {}),
-        }
+        others = {name: value for name, value in inputs.items() if name not in call.with_}
+        return replace(empty, tasks=tasks.written(), inputs=others, returns=part.returns)
 
     def _opened(
         self, call: TaskPart | LoopPart, at: Where, source: Source, files: tuple[Path, ...]
@@ -556,8 +551,10 @@ class CalledPlans:
 
     def _checked(
         self, part: PlanPart, inputs: dict[str, JsonValue], inside: Source, files: tuple[Path, ...]
-    ) -> DAG | None:
-        """Check a called plan, and the plans that it calls itself. Return its tasks; None with mistakes."""
+    ) -> tuple[PlanTasks, DAG | None]:
+        """Check a called plan, and the plans that it calls itself. Return its tasks, and their graph; None with
+        mistakes.
+        """
         part.backends, part.hosts = self._root.backends, self._root.hosts
         for index, task in enumerate(part.tasks):
             if task.files:
@@ -571,7 +568,7 @@ class CalledPlans:
         tasks = PlanTasks(part, inputs, inside, files[-1].parent)
         if (dag := tasks.dag("", None)) is not None:
             self._play.report(dag, tasks.origins, inside)
-        return dag
+        return tasks, dag
 
     def _check_until(self, loop: LoopPart, at: Where, source: Source, part: PlanPart, inside: Source, dag: DAG) -> None:
         """Report a condition on a field that is never there, on the exit code of a command that completes with one code
@@ -598,9 +595,6 @@ def _read_called(
     `source`. None with mistakes.
     """
     where, folder = (*at, "plan"), files[-1].parent
-    if not isinstance(call.plan, str):
-        source.complain(where, "must be the name of a plan file")
-        return None
     path = folder / Path(call.plan).expanduser()
     chain = " -> ".join(file.resolve().name for file in (*files, path))
     if path.resolve() in {file.resolve() for file in files}:
@@ -646,14 +640,13 @@ def _runs_commands(part: PlanPart) -> bool:
     return any(COMMAND_BACKEND in call.backends for call in filter(None, map(call_of, part.tasks)))
 
 
-def _longest_id(task: TaskPart) -> str:
-    """Return the longest id that a task of the called plan may get."""
-    call = call_of(task)
-    assert call is not None
-    part = f"{task.id}{'.10000' if task.for_each else ''}{f'.{call.max}' if task.loop else ''}"
-    inner = [TaskPart.model_validate(raw) for raw in cast("list[object]", call.plan["tasks"])]
-    ids = [_longest_id(one) if call_of(one) else f"{one.id}{'.10000' if one.for_each else ''}" for one in inner]
-    return f"{part}.{max(ids, key=len)}" if ids else part
+def _longest_id(task: TaskPart | Task, call: Call | None) -> str:
+    """Return the longest id that the task, or a task of the plan that it calls, may get."""
+    part = f"{task.id}{'.10000' if task.for_each else ''}"
+    if call is None or not call.tasks:
+        return part
+    inner = max((_longest_id(one, one.call) for one in call.tasks), key=len)
+    return f"{part}{f'.{call.max}' if call.is_loop else ''}.{inner}"
 
 
 def missing_functions(backends: Mapping[str, BackendSpec], folder: Path) -> Iterator[tuple[str, str]]:

@@ -145,9 +145,9 @@ def _slots(value: Any) -> Any:
 
 
 def _plan_file(value: Any) -> Any:
-    if not isinstance(value, str | dict) or not value:
+    if not isinstance(value, str) or not value:
         raise ValueError(f"must be the name of a plan file, not {value!r}"[:200])
-    return value  # pyright: ignore[reportUnknownVariableType]
+    return value
 
 
 _CODE = {"type": "integer", "minimum": 0, "maximum": 255}
@@ -157,7 +157,7 @@ Codes: TypeAlias = Annotated[
     WithJsonSchema({"anyOf": [{"const": "any"}, _CODE, {"type": "array", "items": _CODE, "minItems": 1}]}),
 ]
 PlanFile: TypeAlias = Annotated[Any, BeforeValidator(_plan_file), WithJsonSchema({"type": "string", "minLength": 1})]
-"""The name of a plan file. A mapping is a plan that was written out in place of the name."""
+"""The name of a plan file; once that has been read, the `Call`."""
 
 
 def _allow_empty(schema: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from plait.backends.backend_specs import FunctionSpec, only_backend
 from plait.backends.output_schema import schema_problem
-from plait.errors import DAGError, PlanError, Problem, nearest
+from plait.errors import DAGError, Problem, nearest
 from plait.json_form import JsonInput, JsonValue
 from plait.runner.domain.dag import DAG, sort_names
 from plait.runner.domain.prompt_values import parameter_name, with_arguments
@@ -77,13 +77,10 @@ class PlanTasks:
         folder: Path,
         *,
         functions: Mapping[str, Sequence[tuple[str, bool]]] = {},
-        is_called: bool = False,
     ) -> None:
         self.inputs = inputs
         self._pilot: int | None = None
         self._functions = functions
-        self._is_called = is_called
-        """Whether the tasks are those of a call in a run, so that the backends are those of the run."""
         self._folder = folder
         self._files: dict[Path, TaskFile] = {}
         """The files of tasks by path: each is read once."""
@@ -96,6 +93,8 @@ class PlanTasks:
         self._fields: dict[str, dict[str, None]] = {}
         self._width, self._first, self._behind = 0, 0, list[str]()
         """Of a file that is read as the run goes, what RowsFile says of the tasks."""
+        self.repaired: Sequence[TaskPart] = ()
+        """The tasks of the file, with what each mistake probably means."""
         self.origins: list[tuple[int, bool]] = []
         """For each task of the run: the index in the file, and whether the task is the first of its family."""
         self._by_id = {part.id: part for part in self._parts}
@@ -136,12 +135,14 @@ class PlanTasks:
             if part.role is not None and part.metadata.get("role", part.role) != part.role:
                 message = f"the task's role is {part.role!r} already; leave it out here"
                 self._complain(("tasks", index, "metadata", "role"), message)
+        self.repaired = parts
         over = next((name for name, items in self._items.items() if isinstance(items, FirstRows)), None)
         rows = frozenset(part.id for part in parts if over is not None and part.for_each == over)
         families = Families(parts, self._items, rows)
         if over is not None and not self._can_be_read(parts, over, families):
             return None
-        if not self._fits(*families.size()):
+        if excess := families.excess():
+            self._complain(("tasks",), excess)
             return None
         ids = {parameter_name(part.id): part.id for part in parts}
         tasks: list[Task] = []
@@ -152,10 +153,7 @@ class PlanTasks:
             if families.splits(part):
                 message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
                 self._complain(("tasks", index, "continues"), message)
-            # Models need the format of added tasks. What a function returns is checked when its tasks are added.
-            is_planner = part.output == "tasks" and function is None and not self._is_called
-            asks_for = TASKS_SCHEMA if is_planner else None
-            settings = task_settings(part, self._defaults, asks_for)
+            settings = task_settings(part, self._defaults, _format_of(part, function))
             for place, fields in enumerate(families.members(part)):
                 if part.files:
                     fields["files"] = self._found_files(index, part, fields["item"]) or tuple(part.files)
@@ -231,8 +229,6 @@ class PlanTasks:
     def _with_prompt(self, index: int, part: TaskPart) -> TaskPart:
         """Return the part with a prompt, with files, or with the name of a function, which may need none."""
         if part.prompt.strip() or part.files or part.run or part.plan or part.loop:
-            return part
-        if self._is_called and part.backend:  # a function, as the plan was checked when it was read
             return part
         if not part.continues and (function := function_of(part, self._plan)) is not None:
             return part.model_copy(update={"backend": function})
@@ -352,12 +348,23 @@ class PlanTasks:
                     ("tasks", index, *where), f"{message}; they have {have}{nearest(field, fields)}", line=line
                 )
 
-    def _fits(self, tasks: int, edges: int) -> bool:
-        if tasks <= MAX_MADE and edges <= MAX_EDGES:
-            return True
-        message = f"for_each makes {tasks:,} tasks with {edges:,} dependencies; at most {MAX_MADE:,} and {MAX_EDGES:,}"
-        self._complain(("tasks",), f"{message} are possible")
-        return False
+    def written(self) -> list[Task]:
+        """Return the tasks as they stand in the file, each with a `for_each` as one task."""
+        return [
+            _as_written(part, self._defaults, _format_of(part, function_of(part, self._plan))) for part in self.repaired
+        ]
+
+
+def _format_of(part: TaskPart, function: str | None) -> Mapping[str, JsonValue] | None:
+    """Return the schema of added tasks for a planner that is a model. What a function returns is checked when its tasks
+    are added.
+    """
+    return TASKS_SCHEMA if part.output == "tasks" and function is None else None
+
+
+def _as_written(part: TaskPart, defaults: DefaultsPart, asks_for: Mapping[str, JsonValue] | None = None) -> Task:
+    settings, depends_on = task_settings(part, defaults, asks_for), tuple(part.depends_on)
+    return Task(**settings, id=part.id, depends_on=depends_on, continues=part.continues, for_each=part.for_each)
 
 
 def _default_of(key: str) -> Any:
@@ -417,21 +424,28 @@ def task_settings(
 
 
 def call_of(part: TaskPart) -> Call | None:
-    """Return the call of a plan that is written out; None for another task."""
-    if part.loop is not None:
-        return Call(part.loop.plan, part.loop.with_, part.loop.until, part.loop.max)
-    return None if part.plan is None else Call(part.plan, part.with_)
+    """Return the call of a plan that has been read; None for another task."""
+    plan = part.plan if part.loop is None else part.loop.plan
+    return plan if isinstance(plan, Call) else None
 
 
-def called_tasks(call: Call, inputs: Mapping[str, JsonInput], limits: GrowthLimits) -> DAG:
-    """Return the tasks of a plan called with these inputs, within the `pilot` of `limits`. Raises PlanError."""
-    source = Source("the called plan")
-    part = PlanPart.model_validate({"tasks": call.plan["tasks"], "defaults": call.plan.get("defaults", {})})
-    values = cast("dict[str, JsonValue]", dict(inputs))
-    dag = PlanTasks(part, values, source, Path(), is_called=True).dag("", GrowthLimits(pilot=limits.pilot))
-    if dag is None or source.problems:
-        raise PlanError(source.problems)
-    return dag
+def called_tasks(call: Call, inputs: Mapping[str, JsonInput], pilot: int | None = None) -> list[Task]:
+    """Return the tasks of a plan called with these inputs, for the first `pilot` elements of each list. An input of
+    None counts as a list with one element. Raises DAGError.
+    """
+    items: dict[str, Sequence[JsonValue]] = {}
+    for task in call.tasks:
+        if (name := task.for_each) is None or name not in inputs:
+            continue
+        elements = [""] if inputs[name] is None else inputs[name]
+        if not isinstance(elements, list) or not elements or None in elements:
+            message = f"for_each needs a list with at least one element and no null, but input {name!r} is not"
+            raise DAGError([Problem(message, task.id)])
+        items[name] = cast("list[JsonValue]", elements)[:pilot]
+    families = Families(call.tasks, items)
+    if excess := families.excess():
+        raise DAGError([Problem(excess)])
+    return with_samples(replace(task, **fields) for task in call.tasks for fields in families.members(task))
 
 
 def common_settings(part: TaskPart | FollowUpPart | StepPart, defaults: DefaultsPart) -> dict[str, Any]:
@@ -467,11 +481,11 @@ class Families:
 
     def __init__(
         self,
-        parts: Sequence[TaskPart],
+        parts: Sequence[TaskPart] | Sequence[Task],
         items: Mapping[str, Sequence[JsonValue]],
         rows: Collection[str] = (),
     ) -> None:
-        self._parts = {part.id: part for part in parts}
+        self._parts: dict[str, TaskPart | Task] = {part.id: part for part in parts}
         self._items = items
         self.rows = frozenset(rows)
         self._families = {part.id: self._family_of(part) for part in parts}
@@ -479,17 +493,20 @@ class Families:
         self._ids = {part.id: self._member_ids(part) for part in parts}
         self._above = _families_above(self._parts, [part.id for part in parts if not self._is_single(part)])
 
-    def size(self) -> tuple[int, int]:
-        """Return the number of tasks and the number of dependencies to be generated."""
+    def excess(self) -> str | None:
+        """Return the message about more tasks or dependencies than are possible."""
         tasks = sum(len(ids) for ids in self._ids.values())
         edges = sum(
             len(self._ids[part.id]) * (1 if self._pairs(part, name) else len(self._ids[name]))
             for part in self._parts.values()
             for name in part.depends_on
         )
-        return tasks, edges
+        if tasks <= MAX_MADE and edges <= MAX_EDGES:
+            return None
+        made = f"for_each makes {tasks:,} tasks with {edges:,} dependencies"
+        return f"{made}; at most {MAX_MADE:,} and {MAX_EDGES:,} are possible"
 
-    def members(self, part: TaskPart) -> Iterator[dict[str, Any]]:
+    def members(self, part: TaskPart | Task) -> Iterator[dict[str, Any]]:
         """Yield, for each task generated from `part`, one, or one for each element, the fields of the task that depend
         on its place.
         """
@@ -520,41 +537,41 @@ class Families:
             return False
         return not self._pairs(part, part.continues)
 
-    def _family_of(self, part: TaskPart) -> str | None:
+    def _family_of(self, part: TaskPart | Task) -> str | None:
         """Return the input for whose elements `part` is made, also as a task over the lists of such tasks; None for a
         single task.
         """
         name = _list_behind(part.for_each, self._parts, self._items)
         return name if name in self._items else None
 
-    def _list_of(self, part: TaskPart, position: int) -> str | None:
+    def _list_of(self, part: TaskPart | Task, position: int) -> str | None:
         """Return the task over whose list the member at `position` goes during the run; None without."""
         if part.for_each in self._items:
             return None
         return part.for_each if self._is_single(part) else self._ids[part.for_each or ""][position]
 
-    def _is_single(self, part: TaskPart) -> bool:
+    def _is_single(self, part: TaskPart | Task) -> bool:
         return self._families[part.id] is None
 
-    def _member_ids(self, part: TaskPart) -> tuple[str, ...]:
+    def _member_ids(self, part: TaskPart | Task) -> tuple[str, ...]:
         over = self._families[part.id]
         if over is None:
             return (part.id,)
         return tuple(f"{part.id}.{number}" for number in range(1, len(self._items[over]) + 1))
 
-    def _pairs(self, part: TaskPart, name: str) -> bool:
+    def _pairs(self, part: TaskPart | Task, name: str) -> bool:
         over = part.for_each
         return (
             over is not None and not self._is_single(self._parts[name]) and over in {self._parts[name].for_each, name}
         )
 
-    def _partners(self, part: TaskPart, name: str, position: int) -> tuple[str, ...]:
+    def _partners(self, part: TaskPart | Task, name: str, position: int) -> tuple[str, ...]:
         if name in self.rows and part.id not in self.rows:
             return ()
         return (self._ids[name][position],) if self._pairs(part, name) else self._ids[name]
 
 
-def _list_behind(name: str | None, parts: Mapping[str, TaskPart], inputs: Collection[str]) -> str | None:
+def _list_behind(name: str | None, parts: Mapping[str, TaskPart | Task], inputs: Collection[str]) -> str | None:
     """Return the input, known or not, over whose elements `name` goes: itself, or a task with a `for_each`. None for a
     task without, and in a circle.
     """
@@ -565,7 +582,7 @@ def _list_behind(name: str | None, parts: Mapping[str, TaskPart], inputs: Collec
     return None if name in seen else name
 
 
-def _families_above(parts: Mapping[str, TaskPart], made: Collection[str]) -> dict[str, set[str]]:
+def _families_above(parts: Mapping[str, TaskPart | Task], made: Collection[str]) -> dict[str, set[str]]:
     """Return, for each task of the file, the families upstream, of those in `made`. For tasks in a cycle the sets are
     incomplete.
     """
@@ -613,10 +630,7 @@ class AddedTasks:
                     part.prompt, part.run = "?", []
             if stands_for_tasks:
                 part.prompt = "?"
-            settings, depends_on = task_settings(part, DefaultsPart()), tuple(part.depends_on)
-            self.tasks.append(
-                Task(**settings, id=part.id, depends_on=depends_on, continues=part.continues, for_each=part.for_each)
-            )
+            self.tasks.append(_as_written(part, DefaultsPart()))
 
     def _parts(self, plan: Mapping[str, object]) -> Sequence[TaskPart]:
         try:

@@ -296,7 +296,7 @@ def _called(spec: Mapping[str, Any]) -> str:
         return ""
     call = spec["call"]
     until = "" if call["until"] is None else f", at most {call['max']} times, until {call['until']}"
-    return f"the tasks {', '.join(part['id'] for part in call['plan']['tasks'])}{until}"
+    return f"the tasks {', '.join(part['id'] for part in call['tasks'])}{until}"
 
 
 def task_view(task: TaskRecord, next_try_at: str | None = None, waits: WaitReason | None = None) -> TaskView:

@@ -136,17 +136,11 @@ def commands_of(part: object) -> dict[str, list[str]]:
 
 
 def tasks_within(part: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield the tasks that stand within a task as written, whatever its shape: those of its loop, and of a called plan
-    that is written out; each with its key, such as `loop.tasks[0]`.
-    """
+    """Yield the tasks of the loop of a task as written, whatever its shape, each with its key: `loop.tasks[0]`."""
     loop = part.get("loop")
-    holders = {"loop": loop, "plan": part.get("plan")}
-    if isinstance(loop, dict):
-        holders["loop.plan"] = cast("dict[str, object]", loop).get("plan")
-    for key, holder in holders.items():
-        tasks = cast("dict[str, object]", holder).get("tasks") if isinstance(holder, dict) else None
-        for n, task in enumerate(cast("list[object]", tasks) if isinstance(tasks, list) else []):
-            yield f"{key}.tasks[{n}]", task
+    tasks = cast("dict[str, object]", loop).get("tasks") if isinstance(loop, dict) else None
+    for n, task in enumerate(cast("list[object]", tasks) if isinstance(tasks, list) else []):
+        yield f"loop.tasks[{n}]", task
 
 
 def is_allowed(run: Sequence[str], allows: Iterable[Sequence[str]]) -> bool:
@@ -309,6 +303,11 @@ class Check:
         if self.backend is not None and not self.judge:
             raise ValueError("the backend of a check is that of its judge; add `judge`, or leave `backend` out")
 
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The names of the backends that the check needs beside that of the task."""
+        return (*((COMMAND_BACKEND,) if self.run else ()), *((self.backend,) if self.backend else ()))
+
 
 PREVIOUS = "previous"
 """The name of the results of the previous round, in the values (`with`) that a loop gives to its tasks."""
@@ -322,10 +321,8 @@ class Call:
     A loop adds them again, round by round, until a condition is true: `fix.1.test`, `fix.2.test`.
     """
 
-    plan: Mapping[str, JsonInput]
-    """The plan as in a plan file, with the keys `tasks`, `defaults`, `inputs` (values alone) and `returns`; the plans
-    that its tasks call are written out.
-    """
+    tasks: Sequence[Task]
+    """The tasks of the plan. One with a `for_each` over an input becomes a task for each element."""
     values: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
     """Values for the inputs of the plan, by name (`with`). Texts are templates, and a text that is one name, such as
     `{{ item }}`, is the value itself.
@@ -334,6 +331,13 @@ class Call:
     """For a loop: the condition on the results of a round, as in `when`, with which the loop completes."""
     max: int = 1
     """The number of rounds after which the loop fails."""
+    inputs: Mapping[str, JsonInput] = field(default_factory=dict[str, "JsonInput"])
+    """The values of the inputs that are not among `values`."""
+    returns: JsonInput = None
+    """The result, as `returns` of a plan; None for the results of the tasks by name."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", tuple(self.tasks))
 
     @property
     def is_loop(self) -> bool:
@@ -346,32 +350,21 @@ class Call:
         return tuple(_texts_in(self.values))
 
     @property
-    def tasks(self) -> Iterator[Mapping[str, Any]]:
-        """The tasks of the plan as written, and those of the plans that they call."""
-        waiting: list[object] = [{"plan": self.plan}]
-        while waiting:
-            part = cast("Mapping[str, Any]", waiting.pop())
-            inner = [task for _, task in tasks_within(part)]
-            if "id" in part and not inner:
-                yield part
-            waiting += reversed(inner)
+    def leaves(self) -> Iterator[Task]:
+        """The tasks of the plan, with those of the plans that they call in place of the calling ones."""
+        for task in self.tasks:
+            yield from (task,) if task.call is None else task.call.leaves
 
     @property
     def backends(self) -> tuple[str | None, ...]:
         """The names of the backends of the tasks; None for the default backend of the run."""
-        names: dict[str | None, None] = {}
-        for task in self.tasks:
-            if task.get("backend") is not None or task.get("run") or not task.get("continues"):
-                names[task.get("backend") or (COMMAND_BACKEND if task.get("run") else None)] = None
-            check: Mapping[str, Any] = task.get("check") or {}
-            names |= {COMMAND_BACKEND: None} if check.get("run") else {}
-            vote: object = task.get("vote")
-            judges = (
-                check.get("backend"),
-                cast("Mapping[str, Any]", vote).get("backend") if isinstance(vote, dict) else None,
-            )
-            names |= dict.fromkeys(judge for judge in judges if judge)
-        return tuple(names)
+        names: list[str | None] = []
+        for task in self.leaves:
+            if task.backend is not None or task.continues is None:
+                names.append(task.backend)
+            names += () if task.check is None else task.check.backends
+            names += [task.vote.backend] if isinstance(task.vote, Best) and task.vote.backend else []
+        return tuple(dict.fromkeys(names))
 
 
 def _texts_in(value: JsonInput) -> Iterator[str]:
@@ -663,7 +656,14 @@ def _spec_of(task: Task, options: tuple[Any, ...]) -> dict[str, Any]:
     if "check" in spec and task.check is not None:
         spec["check"] = asdict(task.check)
     if "call" in spec and task.call is not None:
-        spec["call"] = asdict(task.call)
+        tasks = [
+            {"id": one.id, "prompt": one.prompt, "depends_on": one.depends_on, "backend": one.backend}
+            | _spec_of(one, _options_of(one))
+            for one in task.call.tasks
+        ]
+        spec["call"] = {one.name: getattr(task.call, one.name) for one in fields(Call)} | {"tasks": tasks}
+    if isinstance(task.vote, Best):
+        spec["vote"] = asdict(task.vote)
     if "files" in spec:
         spec["files"] = [[file.path, file.sha256] for file in task.files if isinstance(file, TaskFile)]
     return spec
@@ -673,13 +673,21 @@ def read_spec(spec: str) -> dict[str, Any]:
     """Return the options in `spec`, as arguments of `Task`. Raises ValueError, KeyError or TypeError if damaged."""
     if spec == "{}":
         return {}
-    options: dict[str, Any] = json.loads(spec)
+    return _read_options(json.loads(spec))
+
+
+def _read_options(options: dict[str, Any]) -> dict[str, Any]:
     if "retry" in options:
         options["retry"] = Retry(**options["retry"])
     if "check" in options:
         options["check"] = Check(**options["check"])
     if "call" in options:
-        options["call"] = Call(**options["call"])
+        tasks = [
+            Task(**_read_options({**one, "depends_on": tuple(one["depends_on"])})) for one in options["call"]["tasks"]
+        ]
+        options["call"] = Call(**{**options["call"], "tasks": tasks})
+    if isinstance(options.get("vote"), dict):
+        options["vote"] = Best(**options["vote"])
     if "files" in options:
         options["files"] = tuple(TaskFile(path, digest) for path, digest in options["files"])
     return options

@@ -280,7 +280,7 @@ async def test_a_run_whose_worst_case_is_unknown_is_refused_before_anything_is_s
 
 async def test_the_tasks_of_a_called_plan_count_in_the_one_run(store: Store) -> None:
     """Also those that are refused in it: the worst case of a call there must be known beforehand."""
-    inner = {"tasks": [{"id": "one", "prompt": "one"}, {"id": "two", "prompt": "two", "depends_on": ["one"]}]}
+    inner = [Task("one", "one"), Task("two", "two", ["one"])]
     dag = [*tasks(1), Task("called", "", ["t0"], call=Call(inner))]
     result = await ParallelRunner(Priced(), store=store, budget=5).run(dag)
     assert (asking(result), result.usage.cost_usd) == (["called.two"], 2.0)

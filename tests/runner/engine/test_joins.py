@@ -106,14 +106,12 @@ async def test_a_race_cancels_the_others_and_what_only_serves_them() -> None:
 async def test_a_race_in_a_called_plan_or_a_round_cancels_its_losers(until: str | None) -> None:
     answers = Answers()
     tasks = [
-        {"id": "up", "prompt": "slow up"},
-        {"id": "slow", "prompt": "slow", "depends_on": "up"},
-        {"id": "quick", "prompt": "quick"},
-        {"id": "t", "prompt": "t", "depends_on": ["slow", "quick"], "join": "any", "race": True},
+        Task("up", "slow up"),
+        Task("slow", "slow", depends_on="up"),
+        Task("quick", "quick"),
+        Task("t", "t", depends_on=["slow", "quick"], join="any", race=True),
     ]
-    result = await run(
-        answers, Task("c", call=Call({"tasks": tasks}, until=until)), Task("end", "end {{ c.t }}", ["c"])
-    )
+    result = await run(answers, Task("c", call=Call(tasks, until=until)), Task("end", "end {{ c.t }}", ["c"]))
     assert statuses(result) == "ccxxcc"
     assert answers.made[-1] == "end <t>"
     assert result.status is RunStatus.COMPLETED
