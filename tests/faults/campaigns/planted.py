@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -30,3 +30,13 @@ def try_planted(bugs: Mapping[str, Shown], play: Callable[[str], Iterable[str]])
         print(f"{bug}: {f'NOT CAUGHT, {found}' if line is None else f'caught: {line}'}", flush=True)
     print(f"{len(bugs) - unseen} of {len(bugs)} planted bugs caught")
     return int(unseen > 0)
+
+
+_MISFITS = ("AttributeError", "TypeError")
+
+
+def shows(violations: Sequence[object]) -> bool:
+    """Return whether a case breaks with a planted bug by what the bug does: one that no longer fits the code names what
+    is gone, and breaks any case with an error of its own.
+    """
+    return bool(violations) and not any(error in str(line) for line in violations for error in _MISFITS)

@@ -72,8 +72,8 @@ class Mutant:
         """Put the bug into this process."""
         original: Original = getattr(self.owner, self.attribute)
 
-        def buggy(*args: Any) -> Any:
-            return self.instead(original, *args)
+        def buggy(*args: Any, **options: Any) -> Any:
+            return self.instead(original, *args, **options)
 
         setattr(self.owner, self.attribute, buggy)
 
@@ -171,8 +171,8 @@ async def _do_not_wait(_wait_until_free: Original, *_: Any) -> bool:
     return True
 
 
-def _create_always(open_database: Original, path: Any, mode: str) -> Any:
-    return open_database(path, "create" if mode == "existing" else mode)
+def _create_always(open_database: Original, path: Any, mode: str, **options: Any) -> Any:
+    return open_database(path, "create" if mode == "existing" else mode, **options)
 
 
 class _Equal:
