@@ -32,6 +32,7 @@ from plait.runner.engine.lease import claim_for_this_process
 from plait.runner.engine.live_run import LiveRun, Run
 from plait.runner.engine.run_lifecycle import execute_run
 from plait.runner.engine.run_options import (
+    RECORDED,
     RunOptions,
     answer_keys,
     backend_names,
@@ -303,9 +304,6 @@ def _digest(created: events.RunCreated) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-_RECORDED = "(recorded in the earlier run)"
-
-
 @value
 class Fork:
     """A new run to be made from a stored run."""
@@ -389,7 +387,7 @@ def _fork_of_one(
     task = replace(task, adds_tasks=False, for_each=None)
     names = _read_by(run, task)
     absent = _absent(run, task_id, names)
-    recorded = [_as_recorded(run, name, names, has_result=name not in absent) for name in names]
+    recorded = [_as_recorded(run, name, names, task.backend, has_result=name not in absent) for name in names]
     task = replace(task, depends_on=tuple(each.id for each in recorded if each.id != task.continues))
     task = replace(task, join="all", race=False)  # what it started without is absent here, too
     reuse = ReuseFrom(run.record.run_id, (task_id,), roots=(task_id,), only=task_id)
@@ -463,12 +461,13 @@ def _absent(run: StoredRun, task_id: str, names: Collection[str]) -> set[str]:
     return absent
 
 
-def _as_recorded(run: StoredRun, name: str, names: Collection[str], *, has_result: bool) -> Task:
+def _as_recorded(run: StoredRun, name: str, names: Collection[str], backend: str | None, *, has_result: bool) -> Task:
     """Return the task as a mere holder of its recorded result, in a conversation of tasks in `names`; without a result
-    it is skipped. A command is none that could run.
+    it is skipped. That of a command or a called plan names the `backend` that is needed anyway.
     """
     task = run.state.dag[name]
+    if not (task.run or task.call):
+        backend = run.state.dag.backend_of(task)
     schema, when = (task.output_schema, None) if has_result else (None, "false")
-    words = (_RECORDED,) if task.run else ()
-    backend, continues = run.state.dag.backend_of(task), task.continues if task.continues in names else None
-    return Task(name, _RECORDED, (), backend, continues=continues, output_schema=schema, when=when, run=words)
+    continues = task.continues if task.continues in names else None
+    return Task(name, RECORDED, (), backend, continues=continues, output_schema=schema, when=when)

@@ -902,7 +902,7 @@ class TrustedBackends:
         """
         stored = self.of(record)
         fork = await self.runs().fork(record.run_id, start, backend=backend, **edits)
-        stored.require_commands(task for task in fork.dag if fork.reuse.only in {None, task.id})
+        stored.require_commands(fork.dag)
         names = _required(fork.dag, stored.default, stored.specs, fork.policy)
         further = backend is not None and backend not in stored.specs
         backend_set = stored.select(name for name in names if not (further and name == backend))

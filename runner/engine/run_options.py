@@ -570,6 +570,10 @@ def argument_filler(
     return fill
 
 
+RECORDED = "(recorded in the earlier run)"
+"""The prompt of a task that only holds a result of an earlier run, and never calls its backend."""
+
+
 def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> Iterator[Problem]:
     """Yield a problem for each setting and file of `task` that `backend`, called `name`, does not take, and for a
     blank prompt that it needs.
@@ -579,7 +583,7 @@ def unfit_settings(task: Task, name: str, backend: Backend, position: int) -> It
         for setting in given_settings(task):
             if setting not in adjustable:
                 yield Problem(no_such_setting(name, setting, adjustable), task.id, setting, None, position)
-    if task.call is not None:
+    if task.call is not None or task.prompt == RECORDED:
         return
     # Not by way of `Abilities`: a run may have a million tasks.
     if problem := command_mismatch(name, task.run, is_command=getattr(backend, "allows", None) is not None):

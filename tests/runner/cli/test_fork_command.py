@@ -165,7 +165,7 @@ def test_a_task_with_effects_is_tried_only_with_again(folder: Path) -> None:
     assert calls(folder) == ["mail <c <b <a rivers>>>"]
 
 
-def test_tasks_behind_commands_conditions_and_joins_are_tried(tmp_path: Path) -> None:
+def test_tasks_behind_commands_conditions_joins_and_loops_are_tried(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("""
 tasks:
   - {id: a, run: [echo, a]}
@@ -173,12 +173,13 @@ tasks:
   - {id: bad, run: [sh, -c, exit 3]}
   - {id: any, run: [cat], prompt: "{{ a.stdout }}{{ bad.stdout }}", depends_on: [a, bad], join: done}
   - {id: blocked, run: [cat], prompt: "{{ bad.stdout }}", depends_on: bad}
-  - {id: end, run: [cat], prompt: "{{ a.stdout }}{{ skips.stdout }}", depends_on: skips}
+  - {id: loop, loop: {tasks: [{id: b, run: [echo, b]}], until: "{{ b.stdout }} != ''"}, depends_on: skips}
+  - {id: end, run: [cat], prompt: "{{ loop.b.stdout }}{{ skips.stdout }}", depends_on: loop}
 """)
     assert plait_here(tmp_path, "run", "plan.yaml", "-q").code == 1
-    for task in ("any", "end"):
+    for task, word in (("any", "a"), ("end", "b")):
         done = plait_here(tmp_path, "try", "last", task, "--again", "-q")
-        assert (done.code, done.out) == (0, '{"code":0,"stdout":"a\\n","stderr":""}\n'), done.err
+        assert (done.code, done.out) == (0, f'{{"code":0,"stdout":"{word}\\n","stderr":""}}\n'), done.err
     done = plait_here(tmp_path, "try", "last", "blocked")
     assert (done.code, "task 'bad' of run" in done.err) == (2, True)
 
