@@ -21,7 +21,9 @@ class Reply:
 
     text: str
     data: JsonValue = None
-    """The parsed value, if a schema was requested or a function returned a value other than text."""
+    """The parsed value, if a schema was requested or a function returned a value other than text. With a schema and no
+    value here, plait reads the value from `text` and checks it.
+    """
     session_id: str | None = None
     """Id of the conversation, if the backend has sessions."""
     usage: Usage = NO_USAGE
@@ -62,7 +64,7 @@ class Files:
 
 @value
 class Allowance:
-    """A server's own limits of rate, as reported at the beginning of a response, and what it would accept now; None for
+    """A server's own rate limits, as reported at the beginning of a response, and what it would accept now; None for
     unknown.
     """
 
@@ -151,7 +153,7 @@ class ConversationRequest:
     """
     timeout: float | None = None
     """Seconds until the turn is cancelled. A backend that ends it shortly before can report its usage."""
-    goes_on: bool = False
+    continued_later: bool = False
     """Whether another task is known to continue the conversation, so that a server's cache is worth filling."""
     on_allowance: Callable[[Allowance], None] | None = None
     """Called at the beginning of each response. Never blocks, never raises. None if nobody needs it."""

@@ -133,7 +133,7 @@ def _turns(messages: Sequence[Message]) -> list[Message]:
 def _ends_of_conversation(request: ConversationRequest, turns: int) -> list[int]:
     """Return the indices of the turns up to which another request has read or will read the conversation."""
     before = len(_turns(request.history))
-    return [index for index, is_end in ((before - 1, before), (turns - 1, request.goes_on)) if is_end]
+    return [index for index, is_end in ((before - 1, before), (turns - 1, request.continued_later)) if is_end]
 
 
 def _block(text: str) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class AttemptRunner:
 
     def _begin_elsewhere(self, position: int, name: str) -> Attempt | None:
         """Return the next attempt of a task whose conversation so far was with another backend than `name`, which is
-        told the conversation as stored; None for a task without such a conversation.
+        sent the conversation as stored; None for a task without such a conversation.
         """
         task, own, moved = self._state.dag.tasks[position], self._task_backends[position], self._state.moved
         if position in self._state.continuations and moved.get(position, own) != name:
@@ -310,32 +310,18 @@ class AttemptRunner:
         return outcome
 
     async def _call(self, attempt: Attempt) -> CallOutcome:
-        try:
-            task = attempt.task
-            if task.at_most_once and attempt.adopted is None:
-                await self._require_stored()
-            texts, attachments = _NO_FILES
-            if (task.files or task.continues is not None) and sends_files(task, self._state.dag):
-                texts, attachments = await read_contents(task, self._state.dag)
-            attempt.prompt = clean_text(self._prompt(attempt, texts))
-            history = NO_HISTORY if task.continues is None else await self._history(task, task.continues)
-            request = self._request(attempt, history, attachments)
-        except Exception as error:
-            return CallOutcome(error=classified(error))
-        backend = self._backends[attempt.backend]
-        answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
-        if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
-            await make_room(files.turn)
         check = None
-        if attempt.task.check is not None:
-            try:
+        try:
+            request = await self._prepare(attempt)
+            if attempt.task.check is not None:
                 files, place, adopts = self._files(attempt), request.workspace, attempt.adopted is not None
                 check = await AnswerCheck.begin(self._run, attempt.task, attempt.backend, files, place, adopts=adopts)
-            except (BackendError, PromptError) as error:
-                return CallOutcome(error=classified(error))
+        except Exception as error:
+            return CallOutcome(error=classified(error))
+        answers = self._state.answers_for(attempt.position) if attempt.position in self._state.answers else ()
         attempt.has_begun = request.placement is None or attempt.place is not None
         message = INTERRUPTED if attempt.resumes_interrupted else attempt.prompt
-        outcome = await call_backend(backend, request, message, answers, self._run.cancellation)
+        outcome = await call_backend(self._backends[attempt.backend], request, message, answers, self._run.cancellation)
         failure = outcome.error
         if failure is not None and failure.usage is NO_USAGE and not failure.continues_session:
             failure.usage = self._state.spent(attempt.position)  # a continued session counts the tokens again
@@ -343,19 +329,48 @@ class AttemptRunner:
             outcome = await self._costs.priced(outcome, attempt.backend, self._model(attempt))
         reply = outcome.reply
         if check is not None and reply is not None and reply.question is None:
-            slot = partial(self._slot_for_judge, attempt)
-            checked, evidence, mistake = await check.run(request, reply, self._costs.priced, slot)
-            data_json = outcome.data_json if checked.data is reply.data else to_json(checked.data)
-            # The turn costs what the answer did, the attempt what the judge did as well.
-            reply = replace(checked, messages=(*reply.turn(message), *evidence))
-            outcome = replace(outcome, reply=reply, data_json=data_json)
-            if mistake is not None:
-                mistake.usage, mistake.messages = reply.usage, attempt.turn(reply)
-                outcome = CallOutcome(error=mistake)
+            outcome = await self._checked(attempt, check, request, message, outcome, reply)
         attempt.over = True
         if reply is not None and reply.session_id is not None:
             self._session(attempt, reply.session_id, last=True)
         return outcome
+
+    async def _prepare(self, attempt: Attempt) -> ConversationRequest:
+        """Render the prompt, read the files and the conversation to continue, and make room for the attempt's files.
+        Raises PlaitError and OSError.
+        """
+        task = attempt.task
+        if task.at_most_once and attempt.adopted is None:
+            await self._require_stored()
+        texts, attachments = _NO_FILES
+        if (task.files or task.continues is not None) and sends_files(task, self._state.dag):
+            texts, attachments = await read_contents(task, self._state.dag)
+        attempt.prompt = clean_text(self._prompt(attempt, texts))
+        history = NO_HISTORY if task.continues is None else await self._history(task, task.continues)
+        request = self._request(attempt, history, attachments)
+        if self._has_earlier_files and attempt.adopted is None and (files := self._files(attempt)) is not None:
+            await make_room(files.turn)
+        return request
+
+    async def _checked(
+        self,
+        attempt: Attempt,
+        check: AnswerCheck,
+        request: ConversationRequest,
+        message: str,
+        outcome: CallOutcome,
+        reply: Reply,
+    ) -> CallOutcome:
+        """Return `outcome`, whose `reply` answered `message`, with the evidence of the check; or its failure."""
+        slot = partial(self._slot_for_judge, attempt)
+        checked, evidence, mistake = await check.run(request, reply, self._costs.priced, slot)
+        data_json = outcome.data_json if checked.data is reply.data else to_json(checked.data)
+        # The turn costs what the answer did, the attempt what the judge did as well.
+        checked = replace(checked, messages=(*reply.turn(message), *evidence))
+        if mistake is None:
+            return replace(outcome, reply=checked, data_json=data_json)
+        mistake.usage, mistake.messages = checked.usage, attempt.turn(checked)
+        return CallOutcome(error=mistake)
 
     async def _require_stored(self) -> None:
         """Wait for a store that is away, which then has all changes, as long as STORE_WAITS_S says. Raises BackendError
@@ -465,7 +480,7 @@ class AttemptRunner:
             on_output=partial(self.report, attempt),
             on_session=partial(self._session, attempt),
             timeout=self._time_left(attempt),
-            goes_on=self._state.times_continued(attempt.position) > 0,
+            continued_later=self._state.times_continued(attempt.position) > 0,
             on_allowance=partial(self._allowance, attempt),
             traceparent=None
             if files is None and placement is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import TypeAlias, cast, get_args
@@ -13,8 +13,8 @@ import anyio
 
 from plait.backends.backend_protocol import Backend, ConversationRequest, Reply
 from plait.backends.function_backend import format_traceback
-from plait.backends.large_answers import in_thread, is_large
-from plait.backends.output_schema import Schema
+from plait.backends.large_answers import in_thread, is_large, read_answer
+from plait.backends.output_schema import Mismatch, Schema, invalid_output
 from plait.backends.running_turn import Cancellation, QuestionAsked, Turn, in_turn, question_in
 from plait.dialogue import Message, Question, Role
 from plait.errors import BackendError, BackendUnavailable, ErrorKind, PlaitError, PromptError
@@ -82,6 +82,8 @@ async def call_backend(
                 ErrorKind.UNEXPECTED, "the backend's conversation suppressed the exception that ended the turn"
             )
         reply = replies[0]
+        if request.output_schema is not None:
+            reply = await _with_data(reply, request.output_schema, prompt)
         data: object = getattr(reply, "data", None)  # a backend may return anything
         is_small = data is None or not is_large(data)
         outcome = _checked(reply) if is_small else await _checked_in_thread(reply)
@@ -142,6 +144,22 @@ async def _send(backend: Backend, request: ConversationRequest, prompt: str, rep
         if not replies:
             raise
         logger().warning("closing_failed", error=type(error).__name__, key=request.idempotency_key)
+
+
+async def _with_data(reply: Reply, schema: Mapping[str, object], prompt: str) -> Reply:
+    """Return the reply with data: of a backend that leaves the task's schema to plait, the value in the text. Raises
+    BackendError (invalid_output) if the text holds no value that fits.
+    """
+    if _reply_problem(reply) or reply.data is not None or reply.question is not None or reply.tasks:
+        return reply
+    try:
+        with anyio.CancelScope(shield=True):  # the reply is paid for
+            return replace(reply, data=await read_answer(Schema(schema), reply.text))
+    except Mismatch as mismatch:
+        error = invalid_output(mismatch)
+        error.usage, error.messages = reply.usage, reply.turn(prompt)
+        raise error from None
+    raise AssertionError("a shielded scope is not cancelled")
 
 
 async def _checked_in_thread(reply: Reply) -> CallOutcome:

@@ -13,7 +13,7 @@ import anyio.lowlevel
 import pytest
 
 from plait import DAG, ParallelRunner, Retry, RunStatus, Task, TaskStatus
-from plait.backends import ConversationRequest, Message, Output, Reply, Usage
+from plait.backends import ConversationRequest, Message, Output, Question, Reply, Usage
 from plait.errors import BackendError, ErrorKind
 from plait.events import TaskOutput
 from plait.persistence import MemoryStore, SQLiteStore, Store
@@ -303,3 +303,26 @@ async def test_a_conversation_that_hides_what_ended_its_turn_is_no_time_out(time
         "unexpected",
         "the backend's conversation suppressed the exception that ended the turn",
     )
+
+
+async def test_a_backend_that_leaves_the_schema_to_plait_completes_no_task_with_an_answer_that_does_not_fit() -> None:
+    schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}}, "required": ["mood"]}
+    answers: dict[str, str | Reply] = {
+        "fits": 'It is {"mood": "good"}',
+        "other": Reply('{"mood": "odd"}', usage=Usage(3, 1)),
+        "prose": "good",
+        "large": '{"mood": "bad", "why": "%s"}' % ("x" * 100_000),
+    }
+    dag = DAG([Task(name, prompt=name, output_schema=schema, retry=0) for name in answers])
+    result = await ParallelRunner(Talker(lambda prompt, _: answers[prompt])).run(dag)
+    assert result["fits"].data == {"mood": "good"}
+    assert result["large"].data == {"mood": "bad", "why": "x" * 100_000}
+    assert (result["other"].error_kind, result["prose"].error_kind) == ("invalid_output", "invalid_output")
+    assert '"odd" is not one of' in (result["other"].error or "")
+    assert result["other"].usage == Usage(3, 1)
+
+
+async def test_a_question_of_a_backend_need_not_fit_the_schema() -> None:
+    backend = Talker(lambda _prompt, _request: Reply("?", question=Question("Which mood?")))
+    result = await ParallelRunner(backend).run([Task("a", "a", output_schema={"type": "object"})])
+    assert (result["a"].status, result["a"].question) == (TaskStatus.WAITING_INPUT, "Which mood?")
