@@ -162,11 +162,11 @@ class AgentBackend(ProgramBackend, ABC):
             return None
         reader = reread(self.reader(AgentCall(calls[-1])), calls[-1])
         about = f"{self.kind}, pid {manifest.pid}"
-        goes_on = manifest.note.get("goes_on") == "yes"
+        resumes_interrupted = manifest.note.get("goes_on") == "yes"
         if reader.is_final:
-            return DetachedTurn("ended", reader.session_id, goes_on, about)
+            return DetachedTurn("ended", reader.session_id, resumes_interrupted, about)
         state: Literal["alive", "dead"] = "alive" if manifest.outlives_starter else "dead"
-        return DetachedTurn(state, self.session_of(calls[-1]), goes_on, about)
+        return DetachedTurn(state, self.session_of(calls[-1]), resumes_interrupted, about)
 
     def session_of(self, folder: Path) -> str | None:
         """Return the session that holds the prompt of the call with its files in `folder`; None if no session is known.
@@ -567,7 +567,7 @@ def replayed(history: Sequence[Message], prompt: str) -> str:
         f"<{message.role}>\n{message.content}\n</{message.role}>" for message in history if message.role != "system"
     )
     return (
-        "You are going on with a conversation from another session. This is what was said in it, oldest first:\n\n"
+        "You are continuing a conversation from another session. This is what was said in it, oldest first:\n\n"
         f"{conversation}\n\nWhat you did in it is done; look at the files if you need to know more. "
         f"The next message is:\n\n{prompt}"
     )

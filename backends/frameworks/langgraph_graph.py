@@ -266,19 +266,19 @@ class Thread(UnstoredThread):
     async def _turn(self, prompt: str, schema: Schema | None) -> Reply:
         state = await self._state()
         mark = hashlib.sha256(f"{self._request.idempotency_key}\0{clean_text(prompt)}".encode()).hexdigest()
-        goes_on = self._is_to_go_on(state, mark)
-        if not goes_on:
+        continues = self._continues_thread(state, mark)
+        if not continues:
             state = await self._made_ready(state)
         self._earlier = {message.id for message in messages_of(state.values)}
         own_ids = () if self._forks is None else (self._forks, self._forks.partition(":")[0])
         self._fields.begin(self._run_id, self._thread, state.values, own_ids)
-        if goes_on:
-            await self._go_on(state)
+        if continues:
+            await self._continue_thread(state)
         else:
             await self._begin(prompt, state, mark)
         return await self._finished(await self._state(), schema)
 
-    def _is_to_go_on(self, state: Any, mark: str) -> bool:
+    def _continues_thread(self, state: Any, mark: str) -> bool:
         """Return whether the thread's unfinished work is to be continued, instead of starting with a new input."""
         if self._has_begun or _checkpoint_of(state) is None:
             return False
@@ -317,7 +317,7 @@ class Thread(UnstoredThread):
         self._start_values = _start_values(state.values, graph_input)
         await self._run_until_it_rests(graph_input, mark, has_input)
 
-    async def _go_on(self, state: Any) -> None:
+    async def _continue_thread(self, state: Any) -> None:
         self._has_begun = True
         mark, answer = state.metadata.get(_MARK), self._request.answer
         if answer is None or self._asked is None or await self._is_answered():

@@ -109,7 +109,7 @@ class PydanticAIBackend:
 class DeclaredAgentBackend(PydanticAIBackend):
     """Runs a plan's agent, made when first used: importing pydantic-ai takes a second.
 
-    `model` is named as by pydantic-ai, `provider:model`, and backends with the same one share its limits of rate.
+    `model` is named as by pydantic-ai, `provider:model`, and backends with the same one share its rate limits.
     `instructions` are part of every request. The model may call the functions `tools`, whose signatures and docstrings
     describe them, and the `servers`, started anew for each conversation. `max_tokens` is None for the default of the
     library or the provider.
@@ -292,7 +292,7 @@ def _not_started(server: McpServer, error: Exception, log: Path | None) -> Excep
 # attempt that resumes an interrupted turn sends no prompt: a history that ends in a request is sent, and a history that
 # ends in calls of tools lets the agent call the tools.
 
-_GOES_ON = frozenset({ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.TIMEOUT,
+_CONTINUES = frozenset({ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.TIMEOUT,
                       ErrorKind.UNEXPECTED})  # fmt: skip
 """Kinds of errors after which the next attempt goes on from the last finished step. After others it starts over."""
 
@@ -360,7 +360,7 @@ class PydanticAIConversation:
         if source is not None and request.files is not None:
             stored = await run_sync(History.load, self._file_of(source, request.files))
             if stored is None and (request.resumes_interrupted or not request.history):
-                what = f"the history of session {source} is not on this machine any more"
+                what = f"the history of session {source} is no longer on this machine"
                 raise BackendError(ErrorKind.SESSION_LOST, what)
         if stored is not None:
             return stored if request.resumes_interrupted else _begun_after(stored.finished)
@@ -461,7 +461,7 @@ class PydanticAIConversation:
         """Complete the error of the turn with its usage, and with whether the next attempt goes on from here."""
         history = self._history
         failure.usage = spent(history.messages[history.counted :])
-        if self._is_reported and failure.kind in _GOES_ON:
+        if self._is_reported and failure.kind in _CONTINUES:
             # What the failed step left, such as half an answer, is no place to go on from.
             self._history = replace(history, messages=self._noted, counted=len(self._noted))
             with CancelScope(shield=True):

@@ -176,7 +176,7 @@ class _Host:
         """The resources that each attempt takes."""
         self._folders: dict[str, FolderLock] = {}
         """The folders of the attempts that have one."""
-        self._told = set[str]()
+        self._reported = set[str]()
         """The attempts whose wait for a folder was reported."""
         self._under_way: dict[str, anyio.CancelScope] = {}
         self._backends: dict[str, Backend] = {}
@@ -215,7 +215,7 @@ class _Host:
                 self._unlock(attempt)
                 return
             del self._waiting[attempt]
-            self._told.discard(attempt)
+            self._reported.discard(attempt)
             self._write({"op": "slot", "attempt": attempt})
 
     def _take(self, attempt: str) -> bool:
@@ -235,14 +235,14 @@ class _Host:
         return backend.folder_written(None if place is None else from_json(Workspace, place))
 
     def _lock(self, attempt: str, folder: Path | None) -> bool:
-        """Return whether the attempt has its folder now, and tell once if another writer has it."""
+        """Return whether the attempt has its folder now, and report once if another writer has it."""
         if folder is None or attempt in self._folders:
             return True
         if (lock := lock_folder(folder)) is not None:
             self._folders[attempt] = lock
             return True
-        if attempt not in self._told:
-            self._told.add(attempt)
+        if attempt not in self._reported:
+            self._reported.add(attempt)
             output = Output("waiting", f"waits until nothing else writes in {folder}")
             self._write({"op": "output", "output": as_json(output), "attempt": attempt})
         return False

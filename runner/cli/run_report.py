@@ -134,7 +134,7 @@ class Progress:
         self.limits = limits
         """The limits of the run; those of a new run come with its first event."""
         self._rated: set[str] = set()
-        """The backends at whose own limits of rate tasks have waited."""
+        """The backends at whose own rate limits tasks have waited."""
         self._used: Usage = NO_USAGE
         self.degraded: str | None = None
         self.started: set[str] = set()
@@ -362,7 +362,7 @@ def print_summary(
     parts = token_parts(result.usage)
     problems = (*_failures(result), *([f"  tokens    {parts}"] if parts else []), *_unknown_costs(result, progress))
     left = [unreached_line(host, tasks) for host, tasks in (progress.left or {}).items()]
-    parked = [f"  parked    {_goes_on(result)}"] if result.status is RunStatus.PARKED else []
+    parked = [f"  parked    {_end_of_wait(result)}"] if result.status is RunStatus.PARKED else []
     for line in (*_goal(progress.policy_state), *problems, *questions, *parked, *left, *store_failures(result)):
         print_note(line)
     if store is not None:
@@ -377,14 +377,14 @@ def unreached_line(host: str, tasks: Sequence[str]) -> str:
 
 def print_failure(result: RunResult, store: StorePlace | None) -> None:
     """Print the one line with which a quiet run reports its end, with the command by which a run in `store` goes on."""
-    why = _goes_on(result) if result.status is RunStatus.PARKED else result.error
+    why = _end_of_wait(result) if result.status is RunStatus.PARKED else result.error
     line = f"plait: run {result.run_id} is {result.status.value}" + (f": {why}" if why else "")
-    if store is not None and (words := words_to_go_on(result.status, result.run_id)):
+    if store is not None and (words := words_to_continue(result.status, result.run_id)):
         line += f"; next: {command_line(store, *words)}"
     print_note(line)
 
 
-def words_to_go_on(status: RunStatus, run_id: str) -> tuple[str, ...]:
+def words_to_continue(status: RunStatus, run_id: str) -> tuple[str, ...]:
     """Return the words of the command by which a run with this status goes on; none for any other status."""
     words = {
         RunStatus.INTERRUPTED: ("resume", run_id),
@@ -394,7 +394,7 @@ def words_to_go_on(status: RunStatus, run_id: str) -> tuple[str, ...]:
     return words.get(status, ())
 
 
-def _goes_on(result: RunResult) -> str:
+def _end_of_wait(result: RunResult) -> str:
     """Return until when a parked run waits, in words."""
     now = time.time()
     due = now if result.due_at is None else parse_time(result.due_at)

@@ -285,10 +285,10 @@ async def work(place: StorePlace, concurrency: int, files: FileOptions, lease: f
 
 @subcommand("wake", WAKE)
 async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_options: Any) -> int:
-    """Continue the runs that park and are due, until each ends or is parked again; for cron or a timer.
+    """Continue the parked runs that are due, until each ends or is parked again; for cron or a timer.
 
-    Runs that were begun with --park, or parked once, go on by themselves: at their time, once a person has answered,
-    and after their process has died. A run that a person has stopped stays stopped. Prints which runs go on, and which
+    Runs that were started with --park, or parked once, are due at their time, once a person has answered, and after
+    their process has died. A run that a person has stopped stays stopped. Prints which runs continue, and which
     are not due yet, and sends the notices that other processes have left. Ctrl-C or SIGTERM leaves the runs to the next
     call.
     """
@@ -296,14 +296,6 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
         print_line(timer_text(store_path))
         return COMPLETED
     woken: dict[str, PlaitError | None] = {}
-
-    def told(run_id: str, error: PlaitError | None) -> None:
-        woken[run_id] = error
-        _print_woken(run_id, error)
-
-    async def is_new(run_id: str) -> bool:
-        return run_id not in woken
-
     failure: PlaitError | None = None
     async with open_store(store_path, "existing") as store:
         runs = TrustedBackends(store, note=print_note).runs()
@@ -313,12 +305,9 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
             try:
                 async with runs:
                     with waiting:
-                        await runs.wake(told)
-                        while runs.driven:
-                            await runs.one_gone()
-                            await runs.wake(told, fits=is_new)
+                        await _wake_all(runs, woken)
                         await UnsentNotices(store).send()
-            except PlaitError as error:
+            except PlaitError as error:  # raised in here it would be part of a group
                 failure = error
             beside.cancel_scope.cancel()
         if failure is not None:
@@ -339,14 +328,32 @@ async def wake_command(store_path: StorePlace, install: bool, as_json: bool, **_
     return CANCELLED if waiting.cancel_called else COMPLETED
 
 
-def _print_taken(goes_on: str, stays: str, run_id: str, error: PlaitError | None) -> None:
+async def _wake_all(runs: Runs, woken: dict[str, PlaitError | None]) -> None:
+    """Continue the runs that are due, and those that become due meanwhile, each once. Note them in `woken`, each with
+    what keeps it from continuing.
+    """
+
+    def on_woken(run_id: str, error: PlaitError | None) -> None:
+        woken[run_id] = error
+        _print_woken(run_id, error)
+
+    async def is_new(run_id: str) -> bool:
+        return run_id not in woken
+
+    await runs.wake(on_woken)
+    while runs.driven:
+        await runs.one_gone()
+        await runs.wake(on_woken, fits=is_new)
+
+
+def _print_taken(taken: str, stays: str, run_id: str, error: PlaitError | None) -> None:
     """Say that a run goes on, or what keeps it from it."""
-    outcome = goes_on if error is None else f"{stays}: {as_line(str(error), 300)}"
+    outcome = taken if error is None else f"{stays}: {as_line(str(error), 300)}"
     print_note(outcome.replace("RUN", f"run {as_line(run_id)}", 1))
 
 
 _print_taken_up = partial(_print_taken, "took up RUN", "RUN is left as it is")
-_print_woken = partial(_print_taken, "RUN goes on", "RUN is left parked")
+_print_woken = partial(_print_taken, "RUN continues", "RUN is left parked")
 
 
 def timer_text(place: StorePlace) -> str:

@@ -40,7 +40,7 @@ from plait.runner.engine.run_options import (
     require_policy_backends,
 )
 from plait.runner.policies import policy_of
-from plait.runner.recovery.resume import go_on
+from plait.runner.recovery.resume import finish_restarts
 from plait.runner.reuse.earlier_answers import (
     ANSWER_KEYS,
     ReuseFrom,
@@ -175,7 +175,7 @@ def new_run(
     stored |= _requested(config, config.budget)
     if config.store is None and config.notify:
         raise StoreRequired(
-            "a notice tells of what is stored, and this run has no store; give the run a store, or leave `notify` out"
+            "a notice reports what is stored, and this run has no store; give the run a store, or leave `notify` out"
         )
     if config.store is not None:
         stored[ANSWER_KEYS] = answer_keys(config)
@@ -197,7 +197,7 @@ def new_run(
         live.first_events = _run_created(at, run_id, dag, stored), events.RunStarted(at, run_id), claim
         vars(dag).pop("stored", None)  # the events hold it until it is stored
         live.state, live.task_backends = RunState(dag.copy(), keeps_all=config.store is None), names
-        return await go_on(live, await execute_run(live))
+        return await finish_restarts(live, await execute_run(live))
 
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park), drive)
 
@@ -378,7 +378,7 @@ def _fork_of_one(
 ) -> Fork:
     dag = run.state.dag
     if task_id not in dag or dag[task_id].gathers:
-        raise PlaitError(f"task {task_id!r} stands for its parts; try one of them{_a_part(run, task_id)}")
+        raise PlaitError(f"task {task_id!r} has parts; try one of them{_a_part(run, task_id)}")
     task = dag[task_id]
     if prompt is not None:
         task = with_prompt(task, prompt)

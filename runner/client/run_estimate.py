@@ -122,52 +122,16 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
     BackendMissing, StoreError.
     """
     names = backend_names(dag, config)
-    is_known = earlier is not None and earlier.state.dag.rows_file is None
-    usages = await _usages(earlier) if earlier is not None and is_known else dict[str, dict[str, Usage]]()
-    rows = None if dag.rows_file is None else await run_sync(_rows_in, dag.rows_file)
     groups: dict[str, list[int]] = {}
     for position, task in enumerate(dag):
-        if task.vote is not None:
-            continue  # its samples call
-        groups.setdefault(group_of(task.id, task.item) or task.id, []).append(position)
-    prompts = _Prompts(dag)
-    counts: dict[str, tuple[int, bool]] = {}
-    for group, positions in groups.items():
-        over = dag.tasks[positions[0]].for_each
-        length = len(positions) if over is None else _length(dag.tasks[positions[0]], dag, earlier)
-        length = rows if rows is not None and dag.tasks[positions[0]].item is not None else length
-        counts[group] = (1, False) if length is None else (length, True)
-        prompts.repeat[group] = counts[group][0]
-    call_costs, refused = CallCosts(config), None
-    if config.budget is not None or config.limited_by_day:
-        try:
-            has_budget = config.budget is not None
-            await call_costs.require(dag, names, has_budget=has_budget, unpriced=config.unpriced)
-        except InvalidRequest as error:
-            refused = str(error)
-    calls_of_tasks: list[_Calls] = []
-    for group, positions in groups.items():
-        times, length_is_known = counts[group]
-        task, name = dag.tasks[positions[0]], names[positions[0]]
-        if task.call is not None:
-            calls_of_tasks += _called(task.call, group, config.default, usages, times, earlier)
-            continue
-        sent, seen = [prompts.sent(position) for position in positions], list(usages.get(group, {}).values())
-        estimate = TaskEstimate(
-            task_id=group,
-            backend=name,
-            calls=times,
-            length_is_known=length_is_known,
-            earlier_calls=len(seen),
-            prompt=prompts.rendered.get(positions[0]),
-        )
-        calls = _Calls(estimate, task, sent, seen)
-        calls_of_tasks.append(calls)
-        if task.check is not None and task.check.judge is not None:
-            calls_of_tasks.append(
-                _judged(calls, task.check.backend or name, task.check.judge, call_costs.answer_tokens(name))
-            )
-    tasks = [await _estimated(calls, config, call_costs) for calls in calls_of_tasks]
+        if task.vote is None:  # its samples call
+            groups.setdefault(group_of(task.id, task.item) or task.id, []).append(position)
+    times = await _times(dag, groups, earlier)
+    call_costs = CallCosts(config)
+    refused = await _why_refused(config, dag, names, call_costs)
+    calls = await _calls(config, dag, groups, times, names, call_costs, earlier)
+    tasks = [await _estimated(one, config, call_costs) for one in calls]
+
     stored_usages = [task.usage.usage for task in tasks if task.usage is not None]
     costs = [task.most_usd for task in tasks]
     grows = grows or any(task.adds_tasks for task in dag)
@@ -194,6 +158,66 @@ async def estimate_run(config: RunOptions, dag: DAG, earlier: StoredRun | None, 
         assumed={"characters_per_token": TOKEN_CHARACTERS, "tokens_per_answer": ANSWER_TOKENS} if is_assumed else None,
         tasks=tuple(tasks),
     )
+
+
+async def _times(dag: DAG, groups: Mapping[str, Sequence[int]], earlier: StoredRun | None) -> dict[str, int | None]:
+    """Return how often each group of tasks calls; None where only the run can tell."""
+    rows = None if dag.rows_file is None else await run_sync(_rows_in, dag.rows_file)
+    times: dict[str, int | None] = {}
+    for group, positions in groups.items():
+        first = dag.tasks[positions[0]]
+        times[group] = len(positions) if first.for_each is None else _length(first, dag, earlier)
+        if rows is not None and first.item is not None:
+            times[group] = rows
+    return times
+
+
+async def _why_refused(config: RunOptions, dag: DAG, names: Sequence[str], call_costs: CallCosts) -> str | None:
+    """Return why a run with this budget, or on accounts with a limit of money, is refused; None if it is not."""
+    has_budget = config.budget is not None
+    if not has_budget and not config.limited_by_day:
+        return None
+    try:
+        await call_costs.require(dag, names, has_budget=has_budget, unpriced=config.unpriced)
+    except InvalidRequest as error:
+        return str(error)
+    return None
+
+
+async def _calls(
+    config: RunOptions,
+    dag: DAG,
+    groups: Mapping[str, Sequence[int]],
+    times: Mapping[str, int | None],
+    names: Sequence[str],
+    call_costs: CallCosts,
+    earlier: StoredRun | None,
+) -> list[_Calls]:
+    """Return the calls of each group of tasks, each before those of the judge of its answers. Raises StoreError."""
+    is_known = earlier is not None and earlier.state.dag.rows_file is None
+    usages = await _usages(earlier) if earlier is not None and is_known else dict[str, dict[str, Usage]]()
+    prompts = _Prompts(dag, {group: 1 if number is None else number for group, number in times.items()})
+    calls: list[_Calls] = []
+    for group, positions in groups.items():
+        task, name, number = dag.tasks[positions[0]], names[positions[0]], times[group]
+        if task.call is not None:
+            calls += _called(task.call, group, config.default, usages, 1 if number is None else number, earlier)
+            continue
+        seen = list(usages.get(group, {}).values())
+        sent = [prompts.sent(position) for position in positions]
+        estimate = TaskEstimate(
+            task_id=group,
+            backend=name,
+            calls=1 if number is None else number,
+            length_is_known=number is not None,
+            earlier_calls=len(seen),
+            prompt=prompts.rendered.get(positions[0]),
+        )
+        calls.append(_Calls(estimate, task, sent, seen))
+        if task.check is not None and task.check.judge is not None:
+            judge, answer_tokens = task.check.backend or name, call_costs.answer_tokens(name)
+            calls.append(_judged(calls[-1], judge, task.check.judge, answer_tokens))
+    return calls
 
 
 def _rows_in(file: RowsFile) -> int:
@@ -338,10 +362,10 @@ def _assumed(task: Task, backend: Backend, characters: int, calls: int) -> Usage
 class _Prompts:
     """The prompts of a DAG, rendered where they read no result, and what is sent with them."""
 
-    def __init__(self, dag: DAG) -> None:
+    def __init__(self, dag: DAG, results: Mapping[str, int]) -> None:
         self.rendered: dict[int, str] = {}
-        self.repeat: dict[str, int] = {}
-        """The number of results of a task with `for_each` over the answer of a task."""
+        self._results = results
+        """The number of results of each task, or of all parts of a `for_each`."""
         self._dag = dag
         self._known: dict[int, _Sent] = {}
 
@@ -356,7 +380,7 @@ class _Prompts:
         texts, answers = [task.system or ""], 0
         names = named(replace(task, when=None))
         names |= set(task.upstream if "results" in names else ())
-        results = sum(self.repeat.get(name, 1) for name in names if name in dag)
+        results = sum(self._results.get(name, 1) for name in names if name in dag)
         if results or task.for_each is not None:
             texts.append(task.prompt)
             answers = results + ("item" in names)

@@ -184,9 +184,9 @@ def mermaid(dag: DAG, looks: Mapping[str, Look] | None = None) -> str:
         mark = f":::{look.status.value}" if look.status else ""
         lines.append(f'    t{position}["{label}"]{mark}')
     for position, task in enumerate(dag):
-        goes_on = dag.position(task.continues) if task.continues else -1
+        continued = dag.position(task.continues) if task.continues else -1
         lines += [
-            f"    t{before} {'-.->' if before == goes_on else '-->'} t{position}"
+            f"    t{before} {'-.->' if before == continued else '-->'} t{position}"
             for before in dag.dependencies[position]
         ]
     used = {look.status for look in looks.values() if look.status}

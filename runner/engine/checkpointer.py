@@ -16,9 +16,9 @@ gap counts as an outage: changes stay in memory, and what is still missing at th
 
 A store may refuse a change for good (Conflict): a value is too large, a constraint of the database's owner fails. The
 writer then writes event by event. An attempt whose end is refused fails in its place, with the reason; any other
-refused change is lost. Either way the executor is ahead of what is stored. So nothing that was not told yet begins:
+refused change is lost. Either way the executor is ahead of what is stored. So nothing begins that is not published yet:
 the writer forgets the starts behind the refusal, with all that follows from them, and calls `on_refused`, so that the
-executor starts nothing more. The run then goes on from what is stored, as after a crash (`LiveRun.goes_on`).
+executor starts nothing more. The run then restarts from what is stored, as after a crash (`LiveRun.restarts`).
 If a change is lost, the end of the run is not stored either: the run stays resumable.
 
 Each call of a run's store, reads included, has a time limit, and every failure of a call is a StoreError (`bounded` in
@@ -162,11 +162,13 @@ class Checkpointer:
         """The commit returned for each of these submissions; None without any."""
         self._unstored: deque[Event] = deque()
         """Events with the writer that are not known to be stored, oldest first. The first has the number `next_seq`."""
-        self._told = 0
+        self._published = 0
         """How many of the unstored events, the oldest, are published already: they are kept during an outage."""
-        self._again = 0
-        """How many of the unstored events, the oldest, stand in the place of a refused one, or were stored before."""
-        self._untold: list[Event] = []
+        self._replayed = 0
+        """How many of the unstored events, the oldest, replace a refused end, or were stored and then lost by the
+        server.
+        """
+        self._unpublished: list[Event] = []
         """Events that the writer has written, to be published with their commit."""
         self._wake = anyio.Event()
         self._closing = False
@@ -216,7 +218,7 @@ class Checkpointer:
             new_events = [*filter(self._follows_nothing_forgotten(new_events), new_events)]
         if self._commit is None:
             # While the store is away only the end of the run waits for it.
-            if self.away and self._told == len(self._unstored) and not self.run_ended:
+            if self.away and self._published == len(self._unstored) and not self.run_ended:
                 self._unstored += new_events
                 self._publish()
                 return COMMITTED
@@ -253,8 +255,8 @@ class Checkpointer:
         self._pause.cancel()
 
     @property
-    def goes_on(self) -> bool:
-        """True if the run has to go on from what is stored: attempts failed in the store alone, and no change is
+    def restarts(self) -> bool:
+        """True if the run has to restart from what is stored: attempts failed in the store alone, and no change is
         lost.
         """
         return self._has_diverged and self.loss is None and self.fatal is None and not self._unstored
@@ -328,9 +330,9 @@ class Checkpointer:
         """Publish all events that the writer has taken. After a fatal error no events are published."""
         if self.fatal is not None:
             return
-        for event in chain(self._untold, islice(self._unstored, self._told, None)):
+        for event in chain(self._unpublished, islice(self._unstored, self._published, None)):
             self._publish_event(event)
-        self._untold, self._told = [], len(self._unstored)
+        self._unpublished, self._published = [], len(self._unstored)
         reached("events.published")
 
     async def _write_unstored(self) -> None:
@@ -362,17 +364,17 @@ class Checkpointer:
 
     def _settle_refusal(self, head: Sequence[Event], error: Conflict) -> None:
         """Let the attempt whose end is refused fail in its place, or record the loss of `head`. Forget what follows."""
-        if isinstance(head[0], _ENDS_OF_ATTEMPTS) and not self._again:
+        if isinstance(head[0], _ENDS_OF_ATTEMPTS) and not self._replayed:
             self._fail_in_place(head[0], error)
         else:
-            self._unbegun |= {one.task_id for one in head[self._again :] if isinstance(one, events.TaskStarted)}
+            self._unbegun |= {one.task_id for one in head[self._replayed :] if isinstance(one, events.TaskStarted)}
             self._take_off(len(head))
             changes = _stored(head)
             self._record_loss(error, len(changes))
             if all(change.informs for change in changes):
                 return
         self._has_diverged = True
-        old = max(self._told, self._again)
+        old = max(self._published, self._replayed)
         new = [*islice(self._unstored, old, None)]
         follows_nothing_forgotten = self._follows_nothing_forgotten([*new, *self._gathered])
         self._unstored = deque([*islice(self._unstored, old), *filter(follows_nothing_forgotten, new)])
@@ -394,15 +396,15 @@ class Checkpointer:
         )
         logger(run=self._run_id).error("result_not_stored", task=ended.task_id, attempt=ended.attempt, error=reason)
         self._settled.add(ended.task_id)
-        self._unstored[0], self._again = failed, 1
-        if self._told:  # during an outage
+        self._unstored[0], self._replayed = failed, 1
+        if self._published:  # during an outage
             self._publish_event(failed)
 
-    def _follows_nothing_forgotten(self, untold: Sequence[Event]) -> Callable[[Event], bool]:
-        """Return a filter of the events `untold`, in their order. It forgets the starts that nobody was told of, and
-        what follows from them or from a refused change: no backend was called, and the policy is asked again.
+    def _follows_nothing_forgotten(self, unpublished: Sequence[Event]) -> Callable[[Event], bool]:
+        """Return a filter of the events `unpublished`, in their order. It forgets their starts, and what follows from
+        them or from a refused change: no backend was called, and the policy is asked again.
         """
-        is_cancelled = any(isinstance(event, events.RunCancelled) for event in untold)
+        is_cancelled = any(isinstance(event, events.RunCancelled) for event in unpublished)
         completed: set[str] = set()
 
         def is_kept(event: Event) -> bool:
@@ -435,7 +437,7 @@ class Checkpointer:
             self._unstored[-1] = events.RunInterrupted(end.at, end.run_id, self.loss)
         elif self._has_diverged:
             self._unstored.pop()  # the run keeps its owner: no other process takes it over in between
-            self._told = min(self._told, len(self._unstored))
+            self._published = min(self._published, len(self._unstored))
 
     async def _close_gap(self, gap: Gap, events: KeptEvents) -> StoreError | None:
         """Put the changes that the store has lost before the unstored changes. Return None, or the error if the store
@@ -457,8 +459,8 @@ class Checkpointer:
         self._note_outage(gap)
         logger(run=self._run_id).warning("changes_written_again", next_seq=next_seq, changes=len(again))
         self._unstored.extendleft(reversed(again))
-        self._told += len(again)
-        self._again += len(again)
+        self._published += len(again)
+        self._replayed += len(again)
         claims = [type(event) for event in again].count(RunClaimed)
         owner_id = None if claims else self._position.owner_id
         self._position = WritePosition(self._position.epoch - claims, next_seq, owner_id)
@@ -495,10 +497,10 @@ class Checkpointer:
 
     def _take_off(self, count: int) -> None:
         """Take the first `count` events, which are stored or lost, off the unstored ones."""
-        taken, announced = [self._unstored.popleft() for _ in range(count)], min(self._told, count)
-        self._untold += taken[announced:]
-        self._told -= announced
-        self._again = max(0, self._again - count)
+        taken, announced = [self._unstored.popleft() for _ in range(count)], min(self._published, count)
+        self._unpublished += taken[announced:]
+        self._published -= announced
+        self._replayed = max(0, self._replayed - count)
 
     def _record_loss(self, error: Conflict, count: int) -> None:
         self.loss = f"the store refused a change of the run for good, so its end is not stored: {error}"

@@ -379,30 +379,8 @@ class Executor:
         while self.ended_by is None and (position := self._scheduler.take()) is not None:
             if self._judging and position in self._judging:
                 self._judging[position].set()
-                continue
-            if self._folders is not None and (waits := self._folders.take(position)) is not None:
-                self._wait_for_folder(position)
-                new_events += waits
-                continue
-            reserved = None
-            if budget is not None and (reserved := self._reserve(budget, position, new_events)) is None:
-                if self._folders is not None:
-                    self._folders.give_back(position)
-                continue
-            attempt = self._attempt_runner.begin(position)
-            attempts.append(attempt)
-            self._under_way[position] = attempt
-            own = self._run.task_backends[position]
-            started = self._state.start(
-                position,
-                self._stamp(),
-                attempt.backend,
-                attempt.session_id,
-                confirmed=attempt.confirmed,
-                reserved_usd=reserved or None,
-                moved_from=None if attempt.backend == own else own,
-            )
-            new_events.append(started)
+            elif self._may_begin(position, new_events):
+                attempts.append(self._begin(position, new_events))
         if self.ended_by is None and self._scheduler.enqueue(self._take_offered):
             if not self._scheduler.taken:
                 self._keep_one_worker()
@@ -412,6 +390,37 @@ class Executor:
             self._is_taking_over = True
             self._workers.start_soon(self._take_over_later)
         return attempts
+
+    def _may_begin(self, position: int, new_events: list[events.Event]) -> bool:
+        """Take the folder and reserve the money of a task that holds a slot. Return False if the task has to wait for
+        either; the events of the wait are added to `new_events`.
+        """
+        if self._folders is not None and (waits := self._folders.take(position)) is not None:
+            self._wait_for_folder(position)
+            new_events += waits
+            return False
+        budget = self._run.budget
+        if budget is None or self._reserve(budget, position, new_events):
+            return True
+        if self._folders is not None:
+            self._folders.give_back(position)
+        return False
+
+    def _begin(self, position: int, new_events: list[events.Event]) -> Attempt:
+        """Return the task's next attempt, recorded as running."""
+        self._under_way[position] = attempt = self._attempt_runner.begin(position)
+        budget, own = self._run.budget, self._run.task_backends[position]
+        started = self._state.start(
+            position,
+            self._stamp(),
+            attempt.backend,
+            attempt.session_id,
+            confirmed=attempt.confirmed,
+            reserved_usd=None if budget is None else budget.reserved[attempt.task.id] or None,
+            moved_from=None if attempt.backend == own else own,
+        )
+        new_events.append(started)
+        return attempt
 
     def _find_answers(self, new_events: list[events.Event]) -> None:
         """Look for the answers that ready tasks take over, and make those without one eligible."""
@@ -429,21 +438,21 @@ class Executor:
                     new_events += self._take_over(1)
                     self._take_slotless(new_events)
 
-    def _reserve(self, budget: Budget, position: int, new_events: list[events.Event]) -> float | None:
-        """Reserve the worst case of the next attempt of a task that holds a slot, and return it; 0 if it costs nothing.
-        Otherwise let the task wait until calls under way have ended, or, without any, for a higher limit: the question
-        becomes events. Return None.
+    def _reserve(self, budget: Budget, position: int, new_events: list[events.Event]) -> bool:
+        """Reserve the worst case of the next attempt of a task that holds a slot, 0 if it costs nothing, and return
+        True. If it does not fit, return False, and let the task wait until calls under way have ended, or, without any,
+        for a higher limit: the question becomes events.
         """
         task, worst = self._tasks[position], self._attempt_runner.worst_case(position)
         if not (budget.limits(task) and worst):
             budget.reserved[task.id] = 0.0  # what it costs all the same is counted
-            return 0.0
+            return True
         if worst == inf:  # nothing else is spent meanwhile
             worst = 0.0 if self._run.unpriced else max(budget.room_for(task), _LEAST_USD)
         is_asked = self._is_budget_asked
         if not is_asked and budget.covers(worst, budget.room_for(task)):
             budget.reserved[task.id] = worst
-            return worst
+            return True
         self._scheduler.spare(position)
         if not is_asked and not budget.covers(worst, budget.task_room(task)):
             new_events += self._ask_for_money(position, Way.MAX_COST, worst)
@@ -452,7 +461,7 @@ class Executor:
         else:
             self._scheduler.park(position)
             self._held.append((position, worst))
-        return None
+        return False
 
     def _usd_of(self, position: int, name: str) -> float:
         worst = self._attempt_runner.worst_case(position, name) or 0.0
@@ -460,9 +469,9 @@ class Executor:
 
     def _ask_for_money(self, position: int, way: Way, worst: float) -> list[events.Event]:
         assert self._workers is not None
-        is_asked = self.outcomes.ask_for_money(position, way, worst)
+        new_events = self.outcomes.ask_for_money(position, way, worst)
         self._questions.begin(self._workers, position, self._state.asking[position])
-        return is_asked
+        return new_events
 
     @property
     def _is_budget_asked(self) -> bool:
@@ -697,7 +706,7 @@ class Executor:
             self._take_offered()
 
     def _end_attempt(self, attempt: Attempt, outcome: CallOutcome) -> None:
-        """Give the attempt's folder back, and settle its share of a limit of rate, and of the budget, with the real
+        """Give the attempt's folder back, and settle its share of a rate limit, and of the budget, with the real
         usage.
         """
         attempt.over = True
@@ -715,7 +724,7 @@ class Executor:
             self._scheduler.rates.give_back(attempt.position)
 
     def _settle_rate(self, position: int, usage: Usage, error_kind: str | None = None) -> None:
-        """Settle the share of a limit of rate, if the task has one."""
+        """Settle the share of a rate limit, if the task has one."""
         if (share := self._scheduler.rates.reserved.get(position)) is not None:
             cost, _ = counted_cost(usage, share[1].usd, error_kind=error_kind)
             self._scheduler.rates.settle(position, usage.input_tokens, usage.output_tokens, cost)

@@ -5,7 +5,7 @@
     prepared    with a state, an owner and the unfinished work of earlier processes: `prepare_resume`, for a stored run
     executed    by `execute_run`, which adds the scheduler and the sink of events
 
-A run that goes on from what is stored (`LiveRun.goes_on`) is prepared and executed again.
+A run that restarts from what is stored (`LiveRun.restarts`) is prepared and executed again.
 """
 
 from __future__ import annotations
@@ -322,9 +322,9 @@ class LiveRun:
     """The request to the attempts under way to end, because the run is being cancelled."""
 
     # Ended.
-    goes_on: bool = False
+    restarts: bool = False
     """Whether the execution got ahead of what is stored, because the store refused results for good. In the store their
-    tasks have failed, and the run still belongs to this process. It goes on from there, as in a resume.
+    tasks have failed, and the run still belongs to this process. It restarts from there, as in a resume.
     """
     ended_by: EarlyEnd | None = None
     """Who asked first for an early end."""

@@ -50,8 +50,8 @@ from plait.task import failed_status
 
 
 async def execute_run(run: LiveRun) -> RunResult:
-    """Execute `run`, which is prepared, to its end in this process, or until it goes on from what is stored
-    (`LiveRun.goes_on`). Raise as `ParallelRunner.run`.
+    """Execute `run`, which is prepared, to its end in this process, or until it restarts from what is stored
+    (`LiveRun.restarts`). Raise as `ParallelRunner.run`.
     """
     try:
         asyncio.get_running_loop()
@@ -117,8 +117,8 @@ async def _execute_stored(run: LiveRun, store: Store) -> RunResult:
     result = replace(result, degraded=tuple(checkpointer.degraded))
     if result.status is RunStatus.CANCELLED:
         return result
-    if checkpointer.goes_on:
-        run.execution, run.goes_on = None, True
+    if checkpointer.restarts:
+        run.execution, run.restarts = None, True
         return replace(result, status=RunStatus.INTERRUPTED)
     if checkpointer.loss is not None:
         return replace(result, status=RunStatus.INTERRUPTED, error=checkpointer.loss)

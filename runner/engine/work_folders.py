@@ -31,7 +31,7 @@ class WorkFolders:
         self._wake = wake
         self._taken: dict[int, tuple[Path, FolderLock]] = {}
         self._waiting: dict[Path, list[int]] = {}
-        self._told: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
         """The waits that were reported, each a position and the number of the attempt."""
 
     def take(self, position: int) -> list[events.Event] | None:
@@ -47,9 +47,9 @@ class WorkFolders:
             return None
         self._waiting.setdefault(folder, []).append(position)
         wait = position, self._run.state.attempts[position] + 1
-        if wait in self._told:
+        if wait in self._reported:
             return []
-        self._told.add(wait)
+        self._reported.add(wait)
         tasks = self._run.state.dag.tasks
         by = next((tasks[one].id for one, (other, _) in self._taken.items() if _are_one(folder, other)), None)
         return [events.FolderAwaited(self._run.stamp(), tasks[position].id, wait[1], str(folder), by)]

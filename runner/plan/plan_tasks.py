@@ -126,16 +126,7 @@ class PlanTasks:
 
     def _tasks(self) -> list[Task] | None:
         """Return the tasks of the run; None if there would be far too many."""
-        parts = self._with_unique_ids()
-        names = {part.id for part in parts}
-        parts = [self._repaired(index, part, names) for index, part in enumerate(parts)]
-        for index, part in enumerate(parts):
-            parts[index] = self._with_prompt(index, self._checked_for_each(index, part))
-            check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
-            if part.role is not None and part.metadata.get("role", part.role) != part.role:
-                message = f"the task's role is {part.role!r} already; leave it out here"
-                self._complain(("tasks", index, "metadata", "role"), message)
-        self.repaired = parts
+        self.repaired = parts = self._checked_parts()
         over = next((name for name, items in self._items.items() if isinstance(items, FirstRows)), None)
         rows = frozenset(part.id for part in parts if over is not None and part.for_each == over)
         families = Families(parts, self._items, rows)
@@ -147,33 +138,58 @@ class PlanTasks:
         ids = {parameter_name(part.id): part.id for part in parts}
         tasks: list[Task] = []
         for index, part in enumerate(parts):
-            function = None if part.continues else function_of(part, self._plan)
-            parameters = self._functions.get(function or "", ())
-            takes_values = any(parameter != "prompt" for parameter, _ in parameters)
-            if families.splits(part):
-                message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
-                self._complain(("tasks", index, "continues"), message)
-            settings = task_settings(part, self._defaults, _format_of(part, function))
-            for place, fields in enumerate(families.members(part)):
-                if part.files:
-                    fields["files"] = self._found_files(index, part, fields["item"]) or tuple(part.files)
-                task = Task(**settings, **fields)
-                task = with_arguments(task, parameters, self.inputs, ids) if takes_values else task
-                for number, each in enumerate([task] if task.repeat == 1 else with_samples([task])):
-                    tasks.append(each)
-                    is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
-                    self.origins.append((index, place == 0 and is_first))
-                    if part.id not in rows and not rows.isdisjoint(part.depends_on):
-                        self._behind.append(each.id)
-        if over is not None:  # those of no row, then row by row
-            own: tuple[list[int], list[int]] = [], []
-            for place, (index, _) in enumerate(self.origins):
-                own[parts[index].id in rows].append(place)
-            count, (places, of_rows) = len(self._items[over]), own
-            self._width, self._first = len(rows), len(places)
-            places += [place for number in range(count) for place in of_rows[number::count]]
-            tasks, self.origins = [tasks[place] for place in places], [self.origins[place] for place in places]
+            made = self._tasks_of(index, part, families, ids)
+            if part.id not in rows and not rows.isdisjoint(part.depends_on):
+                self._behind += [task.id for task in made]
+            tasks += made
+        return tasks if over is None else self._row_by_row(tasks, parts, over, rows)
+
+    def _checked_parts(self) -> list[TaskPart]:
+        """Return the tasks of the plan as far as they can be used, and complain of the rest."""
+        parts = self._with_unique_ids()
+        names = {part.id for part in parts}
+        parts = [self._repaired(index, part, names) for index, part in enumerate(parts)]
+        for index, part in enumerate(parts):
+            parts[index] = self._with_prompt(index, self._checked_for_each(index, part))
+            check_schema(part.output_schema, ("tasks", index, "output_schema"), self._source)
+            if part.role is not None and part.metadata.get("role", part.role) != part.role:
+                message = f"the task's role is {part.role!r} already; leave it out here"
+                self._complain(("tasks", index, "metadata", "role"), message)
+        return parts
+
+    def _tasks_of(self, index: int, part: TaskPart, families: Families, ids: Mapping[str, str]) -> list[Task]:
+        """Return the tasks of the plan's task at `index`: one for each element, with its samples. Add their origins."""
+        function = None if part.continues else function_of(part, self._plan)
+        parameters = self._functions.get(function or "", ())
+        takes_values = any(parameter != "prompt" for parameter, _ in parameters)
+        if families.splits(part):
+            message = f"{part.continues!r} has one conversation for each element; use the same for_each here"
+            self._complain(("tasks", index, "continues"), message)
+        settings = task_settings(part, self._defaults, _format_of(part, function))
+        tasks: list[Task] = []
+        for place, fields in enumerate(families.members(part)):
+            if part.files:
+                fields["files"] = self._found_files(index, part, fields["item"]) or tuple(part.files)
+            task = Task(**settings, **fields)
+            task = with_arguments(task, parameters, self.inputs, ids) if takes_values else task
+            for number, each in enumerate([task] if task.repeat == 1 else with_samples([task])):
+                tasks.append(each)
+                is_first = number == 0 or each.id == f"{task.id}.judge"  # samples share their mistakes
+                self.origins.append((index, place == 0 and is_first))
         return tasks
+
+    def _row_by_row(
+        self, tasks: Sequence[Task], parts: Sequence[TaskPart], over: str, rows: Collection[str]
+    ) -> list[Task]:
+        """Return `tasks` in the order in which a run reads them from a file: those of no row, then row by row."""
+        own: tuple[list[int], list[int]] = [], []
+        for place, (index, _) in enumerate(self.origins):
+            own[parts[index].id in rows].append(place)
+        count, (places, of_rows) = len(self._items[over]), own
+        self._width, self._first = len(rows), len(places)
+        places += [place for number in range(count) for place in of_rows[number::count]]
+        self.origins = [self.origins[place] for place in places]
+        return [tasks[place] for place in places]
 
     def _can_be_read(self, parts: Sequence[TaskPart], over: str, families: Families) -> bool:
         """Return whether the tasks of the input `over` can be made as the run goes, from a file that is not read as a

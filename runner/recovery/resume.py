@@ -127,15 +127,15 @@ def continued_run(config: RunOptions, run_id: str, how: ResumeOptions, run: Stor
     """Return a stored run, to begin or to continue; `run` is the run as it has been read already."""
 
     async def drive(live: LiveRun) -> RunResult:
-        return await go_on(live, await _resume_once(live, how, run))
+        return await finish_restarts(live, await _resume_once(live, how, run))
 
     return Run(LiveRun(run_id=run_id, options=config, parks=config.park or how.wakes, wakes=how.wakes), drive)
 
 
-async def go_on(live: LiveRun, result: RunResult) -> RunResult:
-    """Return the result of a run. If the store has refused a part of it, first continue with what is stored."""
-    while live.goes_on:
-        live.goes_on, interrupted = False, result
+async def finish_restarts(live: LiveRun, result: RunResult) -> RunResult:
+    """Return the result of a run. If the store has refused a part of it, first restart from what is stored."""
+    while live.restarts:
+        live.restarts, interrupted = False, result
         try:
             result = _joined(interrupted, await _resume_once(live, ResumeOptions(policy=live.policy), None))
         except StoreError as error:
@@ -242,57 +242,40 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
     Raises RunOwned if another process claims the run first or has changed it, BackendMissing, PolicyMissing, PlaitError
     for a surplus policy, StoreError.
     """
-    options = live.options
-    run, how, steps, decided = plan.run, plan.how, plan.steps, plan.decided
-    state, record = run.state, run.record
-    policy = _policy(run, how.policy)
+    options, run, state = live.options, plan.run, plan.run.state
+    record, settings, decided = run.record, read_settings(run.record), plan.decided
     at = iso(options.clock.wall())
-    new_events: list[events.Event] = []
-    delayed: dict[int, float] = {}
-    raises: list[events.BudgetRaised] = []
-    for position, step in enumerate(steps):
-        if step.action is ResumeAction.ADOPT:
-            continue
-        event: events.Event | None
-        if answer := plan.answers.get(step.task_id):
-            raises += raise_of(state.asking[position], step.task_id, answer.value, at)
-            event = state.answer(position, at, answer.value, answer.by)
-        elif state.statuses[position] is TaskStatus.RUNNING:
-            event = _settle(plan, position, step, at, options.rng)
-            if isinstance(event, events.TaskInterrupted) and step.action in RUNS:
-                delayed[position] = parse_time(at) + event.delay_s
-        else:
-            event = _apply_step(run, position, step, at, how.prompts.get(step.task_id))
-        if event is not None:
-            new_events += [*(_session_event(run, position, at) if run.detached else ()), event]
+    live.policy = policy = _policy(run, plan.how.policy)
+
+    # What the plan says of each task.
+    new_events, raises, delays = _settle_tasks(plan, at, options.rng)
     budget = await _budget(options, run, raises, at)
     new_events += raises
     is_unchanged = not new_events
-    state.mark_repeats(position for position, step in enumerate(steps) if step.possibly_billed_twice)
+    state.mark_repeats(position for position, step in enumerate(plan.steps) if step.possibly_billed_twice)
+
+    # What the run works with: refused before anything is stored if something is missing.
     names = backend_names(state.dag, options, state.statuses)
-    live.policy, live.notify = policy, stored_targets(record)
-    live.priority = read_settings(record).get(PRIORITY, 0) if options.priority is None else options.priority
     unfinished = [position for position, status in enumerate(state.statuses) if status not in TASK_DONE]
-    unpriced = options.unpriced or read_settings(record).get(BUDGET, {}).get("unpriced", False)
-    tasks = [state.dag.tasks[i] for i in unfinished]
-    await live.take_budget(budget, tasks, [names[i] for i in unfinished], unpriced=unpriced)
+    tasks = [state.dag.tasks[position] for position in unfinished]
+    unpriced = options.unpriced or settings.get(BUDGET, {}).get("unpriced", False)
+    await live.take_budget(budget, tasks, [names[position] for position in unfinished], unpriced=unpriced)
     if policy is not None:
         require_policy_backends(options, policy)
-    reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
-    begins: events.Event = events.RunResumed(at, record.run_id, run.status, reused)
-    if run.status is RunStatus.QUEUED:
-        begins = events.RunStarted(at, record.run_id)
-    new_events.insert(0, begins)
-    adopted = await _load_conversations(run, steps)
-    for task_id in [] if budget is None else [*budget.reserved]:
-        if budget is not None and state.dag.position(task_id) not in adopted:
-            budget.settle(task_id, NO_USAGE, is_cut=True)
+
+    # Conversations, and the agents that outlived their runner. All other attempts under way have been cut.
+    adopted = await _load_conversations(run, plan.steps)
+    if budget is not None:
+        for task_id in [*budget.reserved]:
+            if state.dag.position(task_id) not in adopted:
+                budget.settle(task_id, NO_USAGE, is_cut=True)
     for position in adopted:
-        record_of, backend = run.tasks[position], state.backend_of(position, options.default)
-        new_events.append(events.TaskAdopted(at, record_of.task_id, record_of.attempt, backend, record_of.session_id))
+        task, backend = run.tasks[position], state.backend_of(position, options.default)
+        new_events.append(events.TaskAdopted(at, task.task_id, task.attempt, backend, task.session_id))
     await _load_failures(run)
+
     backlog = [] if policy is None else await _policy_backlog(run, new_events)
-    works = (options.on_question is not None and state.asking) or any(step.action in RUNS for step in steps)
+    works = (options.on_question is not None and state.asking) or any(step.action in RUNS for step in plan.steps)
     waits = run.status is RunStatus.WAITING_INPUT and TaskStatus.WAITING_INPUT in state.statuses
     if waits and is_unchanged and live.ended_by is None and not (adopted or backlog or works):
         return False
@@ -300,27 +283,73 @@ async def prepare_resume(live: LiveRun, plan: ResumePlan) -> bool:
         # With a backlog, the first decision stores the reopened state. Otherwise the state is stored here; without
         # the event, a second resume would read the old end of the run again.
         new_events.append(events.PolicyDecided(at, decided.encoded()))
-    still: Sequence[events.RunTuned] = ()
-    if notes := await run.store.list_notes(record.run_id) if run.status in RUN_DONE else run.notes:
-        live.tuning = Tuning.of(notes)
-    if live.tuning.changes:
-        tunings = [one async for one in stored_events(run.store, record.run_id, events.RunTuned)]
-        news = live.tuning.news_since(Tuning().after(tunings))
-        still = [one for one in live.tuning.in_force if one not in news]
-        new_events += [replace(one, at=at) for one in news]
-    closed = await _closed_backends(run, options.backends, parse_time(at))
-    # Nothing is awaited after the claim: a cancellation would leave the run with this owner.
-    live.owner, live.position = await acquire(options, run.store, record, new_events)
-    new_events += still  # stored already, and told to the listeners of this process
-    new_events += [_waits(run, position, until, at) for position, until in plan.later.items()]
     if decided.failed_on is not None and decided.end is None:
         backlog.insert(0, decided.failed_on)
+    stored_tunings, new_tunings = await _tunings(live, run, at)
+    new_events += new_tunings
+    closed = await _closed_backends(run, options.backends, parse_time(at))
+
+    begins: events.Event = events.RunStarted(at, record.run_id)
+    if run.status is not RunStatus.QUEUED:
+        reused = sum(status is TaskStatus.COMPLETED for status in state.statuses)
+        begins = events.RunResumed(at, record.run_id, run.status, reused)
+    new_events.insert(0, begins)
+    # Nothing is awaited after the claim: a cancellation would leave the run with this owner.
+    live.owner, live.position = await acquire(options, run.store, record, new_events)
+    # Stored already, and news to the listeners of this process.
+    new_events += stored_tunings
+    new_events += [_waits(run, position, until, at) for position, until in plan.later.items()]
     live.state, live.task_backends, live.created_at = state, names, record.created_at
-    live.first_events = new_events
     live.policy_state, live.policy_backlog = decided, backlog
-    live.next_tries, live.adopted = {**plan.later, **delayed}, adopted
-    live.closed = closed
+    live.notify = stored_targets(record)
+    live.priority = settings.get(PRIORITY, 0) if options.priority is None else options.priority
+    live.next_tries, live.adopted, live.closed = {**plan.later, **delays}, adopted, closed
+    live.first_events = new_events
     return True
+
+
+def _settle_tasks(
+    plan: ResumePlan, at: str, rng: random.Random
+) -> tuple[list[events.Event], list[events.BudgetRaised], dict[int, float]]:
+    """Change the state of each task as `plan` says: give it its answer, end its attempt, or run it again. Return the
+    events, the budgets that answers raise, and the Unix times of attempts that start after a delay, by position.
+    """
+    run, state = plan.run, plan.run.state
+    new_events: list[events.Event] = []
+    raises: list[events.BudgetRaised] = []
+    delays: dict[int, float] = {}
+    for position, step in enumerate(plan.steps):
+        event: events.Event | None
+        if step.action is ResumeAction.ADOPT:
+            continue
+        if answer := plan.answers.get(step.task_id):
+            raises += raise_of(state.asking[position], step.task_id, answer.value, at)
+            event = state.answer(position, at, answer.value, answer.by)
+        elif state.statuses[position] is TaskStatus.RUNNING:
+            event = _end_attempt(plan, position, step, at, rng)
+            if isinstance(event, events.TaskInterrupted) and step.action in RUNS:
+                delays[position] = parse_time(at) + event.delay_s
+        else:
+            event = _apply_step(run, position, step, at, plan.how.prompts.get(step.task_id))
+        if event is not None:
+            new_events += [*(_session_event(run, position, at) if run.detached else ()), event]
+    return new_events, raises, delays
+
+
+async def _tunings(
+    live: LiveRun, run: StoredRun, at: str
+) -> tuple[Sequence[events.RunTuned], Sequence[events.RunTuned]]:
+    """Let `live` run as persons have tuned it by notes. Return the tunings that are stored as events, and the new ones.
+    Raises StoreError.
+    """
+    if notes := await run.store.list_notes(run.record.run_id) if run.status in RUN_DONE else run.notes:
+        live.tuning = Tuning.of(notes)
+    if not live.tuning.changes:
+        return (), ()
+    events_of_tuning = stored_events(run.store, run.record.run_id, events.RunTuned)
+    news = live.tuning.news_since(Tuning().after([one async for one in events_of_tuning]))
+    stored = [one for one in live.tuning.in_force if one not in news]
+    return stored, [replace(one, at=at) for one in news]
 
 
 async def _closed_backends(run: StoredRun, backends: Container[str], now: float) -> dict[str, tuple[float | None, str]]:
@@ -396,7 +425,7 @@ async def _policy_backlog(run: StoredRun, new_events: Sequence[events.Event]) ->
     return [task_id for task_id in ended if run.state.statuses[run.state.dag.position(task_id)] in TASK_DONE]
 
 
-def _settle(plan: ResumePlan, position: int, step: ResumeStep, at: str, rng: random.Random) -> events.Event:
+def _end_attempt(plan: ResumePlan, position: int, step: ResumeStep, at: str, rng: random.Random) -> events.Event:
     """End the attempt under way, as `step` says, and return the event."""
     run = plan.run
     if step.action is ResumeAction.ASK:

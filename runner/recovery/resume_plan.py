@@ -311,7 +311,7 @@ def question_of(run: StoredRun, task_id: str) -> tuple[Asking, TaskRecord]:
         before = run.state.answers.get(position, ())
         hint = f"; the last question was answered by {before[-1].by}" if before else ""
         if TaskStatus(record.status) is TaskStatus.COMPLETED:
-            hint += f"; to go on with its conversation: plait continue {run_id} {task_id} MESSAGE"
+            hint += f"; to continue its conversation: plait continue {run_id} {task_id} MESSAGE"
         raise AnswerConflict(f"task {task_id!r} of run {run_id} is {record.status} and has no open question{hint}")
     return asking, record
 
@@ -448,9 +448,9 @@ def _in_the_way_of_join(
 
 def _runs_again(dag: DAG, records: Sequence[TaskRecord], steps: Sequence[ResumeStep], position: int) -> bool:
     """Return whether a dependency of the task runs again, which the task did not start without."""
-    goes_on = dag.tasks[position].join == "any"
+    needs_one = dag.tasks[position].join == "any"
     return any(
-        steps[n].action in RUNS and not (goes_on and records[n].status != _COMPLETED) for n in dag.needed(position)
+        steps[n].action in RUNS and not (needs_one and records[n].status != _COMPLETED) for n in dag.needed(position)
     )
 
 
@@ -560,7 +560,7 @@ def outlives(turn: DetachedTurn) -> bool:
 
 def _adopted(turn: DetachedTurn, task_id: str) -> ResumeStep:
     if turn.place is not None:
-        reason = f"the attempt was placed on {turn.place}, and goes on there if it is still under way"
+        reason = f"the attempt was placed on {turn.place}, and continues there if it is still under way"
         return ResumeStep(task_id, ResumeAction.ADOPT, reason)
     about = f" ({turn.about})" if turn.about else ""
     if turn.state == "alive":

@@ -38,7 +38,7 @@ from plait.task import Join, may_start, satisfies
 
 _NOBODY = -1
 """In the place of a task, for a limit that an earlier process has met."""
-_GOES_ON = 1e12
+_UNDER_WAY = 1e12
 """More than any path: the server still has the conversation in its cache, and its end sets a slot free."""
 _NO_SPARES: Mapping[str, Sequence[str]] = {}
 _NOT_MOVED: Mapping[int, str] = {}
@@ -81,7 +81,7 @@ class Scheduler:
         self._changed: Callable[[str, Account], None] | None = None
         self._queues: dict[str, ReadyQueue] = {}
         self.rates = RunRates(self, self._gates, priority)
-        """The calls of this run on backends with limits of rate."""
+        """The calls of this run on backends with rate limits."""
         self._queue_of = [self._queue(name) for name in backends]
         self._spares = {self._queue(name): [*map(self._queue, others)] for name, others in spares.items()}
         """The queues of the spares of a backend, by its queue."""
@@ -341,7 +341,7 @@ class Scheduler:
         return True
 
     def _gates(self) -> dict[str, RateGate]:
-        """Return the limits of rate of the run's backends, by name."""
+        """Return the rate limits of the run's backends, by name."""
         queues = self._queues.items()
         return {name: queue.account.gate for name, queue in queues if queue.account.gate is not None}
 
@@ -354,7 +354,7 @@ class Scheduler:
     def _join(
         self, queue: ReadyQueue, gate: RateGate, heap: Sequence[tuple[float, int]], take: Callable[[], None]
     ) -> bool:
-        """Wait for a turn at the backend's limit of rate if the limit is all that keeps the tasks in `heap`. Return
+        """Wait for a turn at the backend's rate limit if the limit is all that keeps the tasks in `heap`. Return
         whether it is.
         """
         if not heap or not queue.has_room or not queue.account.is_open:
@@ -444,7 +444,7 @@ class Scheduler:
         """Make a parked task eligible after the person's answer, unless a required task has to run again first."""
         self._missing[position] = self._count(position, statuses)
         if not self._missing[position]:
-            self._push(position, goes_on=True)
+            self._push(position, had_begun=True)
 
     def keep_open(self) -> None:
         """Let the run wait for a parked task that is about to be answered, or one that takes an answer over, until
@@ -652,15 +652,15 @@ class Scheduler:
         needed = [before for before in self._dag.needed(position) if not satisfies(tasks[before], statuses[before])]
         return sum(waits(position, before) for before in needed)
 
-    def _push(self, position: int, *, goes_on: bool = False) -> None:
+    def _push(self, position: int, *, had_begun: bool = False) -> None:
         task = self._dag.tasks[position]
         if task.gathers or self.is_undecided(position):
             self._slotless.append(position)
             return
         path = self._paths[position]
-        if goes_on or task.continues is not None:
-            path += _GOES_ON
-        if self._unlooked is None or goes_on:
+        if had_begun or task.continues is not None:
+            path += _UNDER_WAY
+        if self._unlooked is None or had_begun:
             heapq.heappush(self._queue_of[position].heap, (-path, position))
         else:
             self._unlooked.append((-path, position))
@@ -853,7 +853,7 @@ class Joins:
 
 
 class RunRates:
-    """The calls of `run` on backends with limits of rate. `gates` returns the gates of the run's backends, by name."""
+    """The calls of `run` on backends with rate limits. `gates` returns the gates of the run's backends, by name."""
 
     def __init__(self, run: object, gates: Callable[[], Mapping[str, RateGate]], priority: int = 0) -> None:
         self._run = run
@@ -931,7 +931,7 @@ class RunRates:
                 self._unsettled.append((gate.ledger, unused, 0.0))
 
     def waiting(self) -> list[str]:
-        """Return the backends at whose limits of rate tasks of the run wait."""
+        """Return the backends at whose rate limits tasks of the run wait."""
         gates = self.gates()
         return [name for name, gate in gates.items() if gate.makes_wait(self._run)] if gates else []
 

@@ -451,7 +451,7 @@ class RunState:
             self.continuations[position] = continuation
         if is_refusal(error.message):
             self._refusals[position] += 1
-        goes_on = continuation is not None and continuation.interrupted
+        continues_session = continuation is not None and continuation.interrupted
         task_id, number, kind = self.dag.tasks[position].id, self.attempts[position], error.kind.value
         message, messages, traceback = error.message, error.messages, error.traceback
         return events.TaskRetried(
@@ -464,7 +464,7 @@ class RunState:
             duration_s=duration_s,
             usage=error.usage,
             messages=messages,
-            continues_session=goes_on,
+            continues_session=continues_session,
             traceback=traceback,
         )
 

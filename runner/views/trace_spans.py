@@ -247,7 +247,7 @@ class RunTrace:
         self._content = content
         self._after: int | None = None
         """The number of the last event read; None before the first call."""
-        self._told: dict[str, str] = {}
+        self._returned: dict[str, str] = {}
         """The end of each span returned so far. A reopened task ends again."""
         self.is_over = False
         """Whether the run had ended at the last call."""
@@ -268,8 +268,8 @@ class RunTrace:
         spans.append(_run_span(run))
         self.is_over = RunStatus(run.status) in RUN_DONE
         ends = ((span, span["endTimeUnixNano"]) for span in spans if span is not None)
-        fresh = [span for span, end in ends if self._told.get(span["spanId"]) != end]
-        self._told.update((span["spanId"], span["endTimeUnixNano"]) for span in fresh)
+        fresh = [span for span, end in ends if self._returned.get(span["spanId"]) != end]
+        self._returned.update((span["spanId"], span["endTimeUnixNano"]) for span in fresh)
         return fresh
 
     async def _changed_tasks(self) -> list[tuple[TaskRecord, Sequence[AttemptRecord]]]:

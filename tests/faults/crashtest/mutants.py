@@ -208,7 +208,7 @@ MUTANTS = (
         Kind.UNSURE,
         seed=1,
     ),
-    Mutant("an attempt's number used twice", takeover, "_settle", _use_the_number_again, seed=1),
+    Mutant("an attempt's number used twice", takeover, "_end_attempt", _use_the_number_again, seed=1),
     Mutant(
         "added tasks stored after their planner's end",
         Checkpointer,
