@@ -93,7 +93,7 @@ class DescribedModel(BaseModel):
 
 
 class RatePart(DescribedModel):
-    """Limits of rate and money, kept before the server has to refuse."""
+    """Rate limits and money, kept before the server has to refuse."""
 
     requests_per_minute: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     """Requests begun per minute."""
@@ -248,7 +248,7 @@ class ClaudeCodeSpec(AgentSpec):
     allowed_tools: list[str] = Field(default_factory=list)
     """Tools allowed without asking, such as "Read" or "Bash(git *)"."""
     disallowed_tools: list[str] = Field(default_factory=list)
-    """Tools denied in any case."""
+    """Tools that are always denied."""
     ask_for: list[str] = Field(default_factory=list)
     """Tools whose every use needs a person's answer, for which the task waits; AskUserQuestion lets the agent ask
     questions of its own.
@@ -383,7 +383,7 @@ class _RemoteSpec(Spec):
     vendor's own server, else false.
     """
     limits: RatePart | None = None
-    """Limits of rate, shared by all runs of a process that use this backend's name, server and key."""
+    """Rate limits, shared by all runs of a process that use this backend's name, server and key."""
     extra: dict[str, Any] | None = None
     """Further fields of each request's body, as named by the server, such as reasoning_effort."""
 
@@ -500,7 +500,7 @@ class PydanticAISpec(Spec):
     it.
     """
     limits: RatePart | None = None
-    """Limits of rate, shared by all runs of a process that use this backend's name and model."""
+    """Rate limits, shared by all runs of a process that use this backend's name and model."""
     tools: list[Annotated[str, Field(pattern=CALL)]] = Field(default_factory=list)
     """Functions that the model may call, each as "file.py:name" or "package.module:name". Their signatures and
     docstrings describe them to the model.

@@ -359,7 +359,7 @@ def wipe(connection: sqlite3.Connection) -> str | None:
     except sqlite3.OperationalError as error:
         if error_code(error) not in _IN_THE_WAY:
             raise
-        return f"the runs are deleted, but the file could not be written anew ({error}); purge again later"
+        return f"the runs are deleted, but the file could not be rewritten ({error}); purge again later"
     if busy:
         return "the runs are deleted, but another process is still reading the old pages; purge again later"
     return None

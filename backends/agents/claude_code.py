@@ -75,7 +75,7 @@ class ClaudeCodeBackend(AgentBackend):
     allowed_tools: tuple[str, ...] = ()
     """Tools allowed without asking, such as "Read" or "Bash(git *)"."""
     disallowed_tools: tuple[str, ...] = ()
-    """Tools denied in any case."""
+    """Tools that are always denied."""
     ask_for: tuple[str, ...] = ()
     """Tools (as matched by Claude Code's hooks, such as "Bash" or "mcp__.*") whose every use needs a person's answer.
 

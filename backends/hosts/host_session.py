@@ -163,7 +163,7 @@ class HostSession:
         if connection is None:
             message = (
                 f"the attempt was placed on {host}, which is none of the hosts ({', '.join(self.connections)}); name "
-                f"{host} again and resume, or let the task run anew with --retry-failed"
+                f"{host} again and resume, or run the task again with --retry-failed"
             )
             raise BackendError(ErrorKind.UNAVAILABLE, message)
         attempt.connection = connection

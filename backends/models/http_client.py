@@ -628,7 +628,7 @@ def _trusted_roots() -> ssl.SSLContext:
     return context
 
 
-# A server's limits of rate, as its response headers report them. Both forms are limits per minute; a server that
+# A server's rate limits, as its response headers report them. Both forms are limits per minute; a server that
 # reports a longer window only names a number that is too high, which lowers nothing.
 
 _ALLOWANCE_HEADERS = ("x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}")

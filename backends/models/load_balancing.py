@@ -79,7 +79,7 @@ class LoadBalancedBackend(ModelBackend):
 
     @property
     def account(self) -> str:
-        """The servers and their keys, unreadable: backends with the same account share the limits of rate."""
+        """The servers and their keys, unreadable: backends with the same account share the rate limits."""
         return ", ".join(server.account for server in self.servers)
 
     @property

@@ -147,7 +147,7 @@ class RemoteBackend(ModelBackend, Placeable):
 
     @property
     def account(self) -> str:
-        """The server and the key, unreadable: backends with the same account share the server's limits of rate."""
+        """The server and the key, unreadable: backends with the same account share the server's rate limits."""
         server = self._find_server()
         return f"{server.name} {hashlib.sha256(server.key.encode()).hexdigest()[:16]}"
 
@@ -471,7 +471,7 @@ def check_extra(extra: Mapping[str, JsonValue] | None) -> None:
         reserved |= {"output_config.format"}
     if reserved:
         raise ValueError(
-            f"extra may not hold {', '.join(sorted(reserved))}: plait sets these fields; model, system, "
+            f"extra may not contain {', '.join(sorted(reserved))}: plait sets these fields; model, system, "
             "temperature, max_tokens and stream are settings beside extra"
         )
     try:

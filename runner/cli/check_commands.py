@@ -195,7 +195,7 @@ def _backend_facts(plan: Plan, name: str, tasks: int) -> dict[str, Any]:
 
 @subcommand("doctor", DOCTOR)
 def doctor_command(store_path: StorePlace, as_json: bool, hosts_file: Path | None) -> int:
-    """Check whether this machine, this SQLite and the store are fit, and print how to mend each problem.
+    """Check this machine, its SQLite and the store, and print how to fix each problem.
 
     Checks the versions, the coding agents (each is started for its version; the login is checked without reading a
     secret), the file system, the permissions, every page and checksum of the store, runs without an owner, and

@@ -45,7 +45,7 @@ PARKED = 7
 ABORTED = 130
 
 EXIT_CODES: Mapping[int, str] = {
-    COMPLETED: "completed; any other command did its work",
+    COMPLETED: "completed; the other commands: done",
     FAILED: "tasks failed, the turn of `continue` failed, or an answer no longer passes its check (`check --run`)",
     USAGE: "usage or bad input: a mistake in a plan, an unknown run or task, a missing backend, a run that another "
     "process owns, an answer that comes too late",
@@ -65,7 +65,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "run": "Run a plan, or reach a goal by tasks that a model plans.",
         "resume": "Continue a run that was interrupted, waits, or failed.",
         "check": "Check a plan; or check the answers of a run again.",
-        "fork": "Run a stored run anew from a task; `try` runs one task alone.",
+        "fork": "Run a stored run again from a task; `try` runs one task alone.",
     },
     "Look": {
         "runs": "List the runs; `budget` shows what they spend, and their limits.",
@@ -78,7 +78,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Steer": {
         "answer": "Show the open questions; answer one, or settle a waiting task.",
         "continue": "Continue the conversation of a task.",
-        "pause": "Pause a run that goes on; `tune` its width, `retry` a task.",
+        "pause": "Pause a run; `tune` its concurrency, `retry` a task.",
         "cancel": "Cancel a run for good.",
     },
     "Share": {
@@ -361,7 +361,11 @@ def _usage_error(error: click.ClickException) -> InvalidRequest:
     """Return `error` of click, whose own text takes four lines, as one line."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = context.command_path if context else "plait"
-    message = error.format_message().removesuffix(".").replace("a valid integer range", "a whole number")
+    if isinstance(error, click.NoSuchOption):
+        close = [option for option in error.possibilities or () if option != "--help"]  # close to every short option
+        message = f"No such option {error.option_name}{f'; did you mean {close[0]}?' if close else ''}"
+    else:
+        message = error.format_message().removesuffix(".").replace("a valid integer range", "a whole number")
     return InvalidRequest(f"{message[:1].lower()}{message[1:]}; see `{command} --help`")
 
 

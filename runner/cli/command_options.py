@@ -266,8 +266,7 @@ _BUDGET = (
     click.option(
         "--unpriced",
         is_flag=True,
-        help="With a budget: also make calls of which nobody can say what they cost at most. They count once they have "
-        "cost something.",
+        help="With a budget: also make calls whose highest cost is unknown. They count once they have cost something.",
     ),
 )
 
@@ -294,7 +293,9 @@ _park_option = click.option(
     "wake` continues the run then.",
 )
 _strict_option = click.option(
-    "--strict", is_flag=True, help="End the run as soon as the store fails; otherwise the run goes on and catches up."
+    "--strict",
+    is_flag=True,
+    help="End the run as soon as the store fails; otherwise the run continues, and the store catches up.",
 )
 _again_option = click.option("--again", is_flag=True, help="Run tasks again that have effects and completed in RUN.")
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Only print what each task would do, with its reason.")
@@ -310,7 +311,7 @@ _backends_option = click.option(
 _hosts_option = click.option(
     "--hosts",
     type=_PATH,
-    help="Take the `hosts` of this file, a plan or the part under `hosts` alone, in place of those of the same names.",
+    help="Use the `hosts` of this file, a plan or only its `hosts`, in place of those of the same names.",
 )
 _fork_backend_option = click.option(
     "--backend", metavar="NAME", help=f"Run the one task on this backend of RUN, or {KINDS}."
@@ -343,7 +344,7 @@ RUN: tuple[Parameter | Rule, ...] = (
         "--fresh",
         metavar="TASK",
         multiple=True,
-        help="With --like: run TASK, with its parts and the tasks of a plan that it calls, in any case; may be given "
+        help="With --like: always run TASK, with its parts and the tasks of a plan that it calls; may be given "
         "more than once.",
     ),
     click.option("--again", is_flag=True, help="With --like: run tasks again that have effects and completed in RUN."),
@@ -363,7 +364,7 @@ RUN: tuple[Parameter | Rule, ...] = (
         "--limit",
         type=click.IntRange(min=1),
         metavar="N",
-        help="A pilot: go over the first N rows of each list only. --like takes the answers over into the whole run.",
+        help="A pilot: use only the first N rows of each list. The whole run reuses the answers with --like.",
     ),
     _park_option,
     click.option(
@@ -440,7 +441,7 @@ RESUME = (
 )
 FORK = (
     run_argument,
-    click.option("--from", "start", metavar="TASK", help="Run on from TASK, with everything behind TASK."),
+    click.option("--from", "start", metavar="TASK", help="Start at TASK, with everything downstream of it."),
     click.option(
         "--only", metavar="TASK", help="Run TASK alone, and print its result: the same as `plait try RUN TASK`."
     ),
@@ -535,7 +536,7 @@ RUNS = (
 )
 BUDGET = (
     click.option(
-        "-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Look at most at this many runs."
+        "-n", "--limit", type=click.IntRange(1), default=20, show_default=True, help="Look at this many runs at most."
     ),
     *_COMMON,
 )
@@ -640,7 +641,7 @@ CONTINUE = (
 PAUSE = (
     run_argument,
     click.option("--backend", metavar="NAME", help="Pause this backend of the plan alone."),
-    click.option("--off", is_flag=True, help="Let the run, or the backend, go on."),
+    click.option("--off", is_flag=True, help="Lift the pause."),
     *_COMMON,
 )
 TUNE = (
@@ -692,7 +693,7 @@ SERVE = (
         type=_Amount(0, 86_400, "a number of seconds"),
         default=CANCEL_GRACE_SECONDS,
         show_default=True,
-        help="Let running tasks of a cancelled run go on for this long; 0 ends them at once.",
+        help="Give the running tasks of a cancelled run this long to end; 0 ends them at once.",
     ),
     click.option(
         "--resume",
@@ -799,7 +800,7 @@ DOCTOR = (
         "--hosts",
         "hosts_file",
         type=_PATH,
-        help="Check the hosts in this file, a plan or the part under `hosts` alone, in place of this machine.",
+        help="Check the hosts in this file, a plan or only its `hosts`, in place of this machine.",
     ),
     *_COMMON,
 )

@@ -310,7 +310,7 @@ async def fork_command(start: str | None, only: str | None, **options: Any) -> i
     """Start a new run from TASK of RUN (an id, the beginning of an id, or `last`), which may have ended, failed or been
     interrupted. RUN does not change.
 
-    TASK runs. Tasks behind TASK or behind an edit, and tasks that did not complete, run unless nothing changed for
+    TASK runs. Tasks downstream of TASK or of an edit, and tasks that did not complete, run unless nothing changed for
     them. All other tasks keep their results and conversations.
     """
     return await _run_fork(options, start or only or "", only=start is None)
@@ -445,7 +445,7 @@ def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
     if estimate.assumed is not None:
         yield (
             f"by assumption: {TOKEN_CHARACTERS} characters for a token, {ANSWER_TOKENS} tokens for an answer, no "
-            "retries, nothing from a provider's cache; a pilot (--limit 5) tells more"
+            "retries, nothing from a provider's cache; a pilot (--limit 5) shows more"
         )
     if any(task.usage is None for task in estimate.tasks):
         yield "unknown: what agents and backends without a price use, until a run of the plan shows it"

@@ -27,7 +27,7 @@ from plait.persistence.store_protocol import Store
 from plait.persistence.store_records import MessageRecord, RunRecord, TaskRecord
 from plait.runner.cli.command_line import CANCELLED, COMPLETED, FAILED, read_plan, subcommand
 from plait.runner.cli.command_options import DIFF, GRAPH, LOG, SHOW
-from plait.runner.cli.run_report import STATUS_CODES, question_facts, words_to_go_on
+from plait.runner.cli.run_report import STATUS_CODES, question_facts, words_to_continue
 from plait.runner.cli.terminal_output import (
     as_line,
     coloured,
@@ -311,6 +311,8 @@ def _message_note(message: MessageRecord, failed: Mapping[int, str]) -> str:
 def _print_task(task: TaskDetail) -> None:
     print_field("task", task.task_id)
     print_field("run", task.run_id)
+    item = task.spec.get("item")
+    print_field("item", item if isinstance(item, str) or item is None else json.dumps(item, ensure_ascii=False))
     print_line(f"{'status':<9} {coloured(task.status, task.status)}")
     print_field("waits", None if task.waits is None else task.waits.text)
     print_field("backend", task.backend)
@@ -374,7 +376,7 @@ async def log_command(
     time and cost, and between the events the output of agents and the messages of conversations.
 
     With --follow, print events as they happen until the run has ended; the exit code is that of the run. An agent whose
-    plait was killed is followed as well. If no process works on the run any more, the exit code is 6. With --json, each
+    plait was killed is followed as well. If no process works on the run, the exit code is 6. With --json, each
     line is a JSON object. With -n and --follow, print the last N lines, then those that are added.
     """
     async with open_store(store_path, "read") as store:
@@ -546,7 +548,7 @@ def _is_active(run: RunRecord, run_log: RunLog) -> bool:
 
 def _print_end(run: RunRecord, path: StorePlace) -> int:
     status = shown_status(run)
-    if words := words_to_go_on(status, run.run_id):
+    if words := words_to_continue(status, run.run_id):
         print_note(f"run {run.run_id} is {status.value.replace('_', ' ')}, and no process works on it")
         print_next(path, *words)
     return STATUS_CODES.get(status, CANCELLED)
@@ -570,9 +572,9 @@ _MARKS = {"removed": ("[-", "-]"), "added": ("{+", "+}")}
 @subcommand("diff", DIFF)
 async def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) -> None:
     """Compare RUN with OTHER, task by task: prompt, result, status, tokens, cost and time, and the first task where the
-    runs parted.
+    runs diverged.
 
-    Words of RUN alone are shown as [-these-], words of OTHER alone as {+these+}. Parts of a `for_each` are compared by
+    Words only in RUN are shown as [-these-], words only in OTHER as {+these+}. Parts of a `for_each` are compared by
     their element, not by their number.
     """
     async with open_store(store_path, "read") as store:
@@ -586,7 +588,7 @@ async def diff_command(a: str, b: str, store_path: StorePlace, as_json: bool) ->
         took = None if None in ends else parse_time(run.ended_at or "") - parse_time(run.started_at or "")
         print_field(name, f"{run.run_id}, {', '.join(_facts(run.status, run.usage, took))}")
     for task in comparison.tasks[:1]:
-        print_field("parted", f"at {_head(task)}")
+        print_field("diverged", f"at {_head(task)}")
     for task in comparison.tasks:
         _print_difference(task)
     changed = counted(len(comparison.tasks), "task")

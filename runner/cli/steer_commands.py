@@ -32,7 +32,7 @@ from plait.runner.client.runs import Runs, find_run
 from plait.runner.domain.asked_question import asking_of
 from plait.runner.engine.lease import shown_status
 from plait.runner.engine.run_options import CANCEL_GRACE_SECONDS, StorePlace, open_store
-from plait.runner.state.stored_run import MOST_RUNS_SEARCHED
+from plait.runner.state.stored_run import MOST_RUNS_SEARCHED, stores_backends
 from plait.runner.views.read_views import find_task
 from plait.runner.views.view_models import AskedView, QuestionView, ReplyView, view_json
 from plait.statuses import RUN_DONE, RunStatus
@@ -43,7 +43,8 @@ async def answer_command(
     run: str | None, task: str | None, value: str | None, store_path: StorePlace, as_json: bool, **settled: Any
 ) -> None:
     """Answer the question of TASK in RUN (an id, the beginning of an id, or `last`) with VALUE: text, or JSON if the
-    question has a schema. The first answer counts, also while another process runs the run.
+    question has a schema. The first answer counts, even while another process executes
+    the run.
 
     Without TASK, print the open questions of RUN, or of all runs, with the commands that answer. A question that has
     been answered is no longer printed, also before the run has received the answer.
@@ -76,7 +77,7 @@ async def answer_command(
         return
     given_as = text if kind == "value" else kind
     print_note(f"task {task} of run {record.run_id} is answered: {given_as}{_answer_note(record, taken)}")
-    if record.owner is None and RunStatus(record.status) not in RUN_DONE:
+    if record.owner is None and RunStatus(record.status) not in RUN_DONE and stores_backends(record):
         print_next(store_path, "resume", record.run_id)
     else:
         print_next(store_path, "show", record.run_id, task)
@@ -157,7 +158,7 @@ async def _steered_run(path: StorePlace, word: str) -> AsyncGenerator[tuple[RunR
 
 @subcommand("pause", PAUSE)
 async def pause_command(run: str, backend: str | None, off: bool, store_path: StorePlace, as_json: bool) -> None:
-    """Pause RUN (an id, the beginning of an id, or `last`), also while another process runs it.
+    """Pause RUN (an id, the beginning of an id, or `last`), even while another process executes it.
 
     No further task starts, and calls under way end normally. The process of the run stays, and reads this within a
     second. The run is still paused after a crash and after `plait resume`, until `plait pause RUN --off`.
@@ -167,7 +168,7 @@ async def pause_command(run: str, backend: str | None, off: bool, store_path: St
     async with _steered_run(store_path, run) as (record, runs):
         is_live = await runs.pause(record.run_id, backend=backend, off=off)
     what = f"{'' if backend is None else f'{backend} of '}run {record.run_id}"
-    _print_change(record, f"{what} {'goes on' if off else 'is paused'}", is_live=is_live, as_json=as_json)
+    _print_change(record, f"{what} {'is no longer paused' if off else 'is paused'}", is_live=is_live, as_json=as_json)
     if not as_json and not off:
         print_next(store_path, "pause", record.run_id, *(() if backend is None else ("--backend", backend)), "--off")
 
@@ -176,7 +177,7 @@ async def pause_command(run: str, backend: str | None, off: bool, store_path: St
 async def tune_command(
     run: str, concurrency: int | None, limits: Mapping[str, int], store_path: StorePlace, as_json: bool
 ) -> None:
-    """Change how many tasks of RUN (an id, the beginning of an id, or `last`) run at once, while it goes on.
+    """Change how many tasks of RUN (an id, the beginning of an id, or `last`) run at once, while it runs.
 
     Calls under way end normally. The process of the run reads the numbers within a second, and a later `plait resume`
     keeps them. A run of `plait serve` gets no more slots than the server has.
@@ -193,7 +194,7 @@ async def retry_command(run: str, task: str, store_path: StorePlace, as_json: bo
     """Run the failed TASK of RUN (an id, the beginning of an id, or `last`) again while the run goes on; at once, if it
     waits for its next attempt.
 
-    The process of the run reads this within a second, and tasks that wait for TASK go on after it. Of a run that has
+    The process of the run reads this within a second, and tasks that wait for TASK continue after it. Of a run that has
     ended, `plait resume RUN --retry-failed` runs the failed tasks again.
     """
     async with _steered_run(store_path, run) as (record, runs):
@@ -216,7 +217,7 @@ _CANCEL_WAIT = CANCEL_GRACE_SECONDS + 3.0
 
 @subcommand("cancel", CANCEL)
 async def cancel_command(run: str, store_path: StorePlace, as_json: bool, hosts: Path | None) -> None:
-    """Cancel RUN (an id, the beginning of an id, or `last`) for good, also while another process runs the run.
+    """Cancel RUN (an id, the beginning of an id, or `last`) for good, even while another process executes it.
 
     Completed tasks keep their results. No further task starts, and running tasks have 5 seconds to end, or as many as
     `serve --cancel-grace` says for a run of a server. A run that has ended stays as it is.

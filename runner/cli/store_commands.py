@@ -144,7 +144,7 @@ async def budget_command(limit: int, store_path: StorePlace, as_json: bool) -> N
         print_json({"runs": runs, "accounts": accounts})
         return
     if not runs and not accounts:
-        print_line("no run has a budget, and no backend a limit of rate; see `limits` and `budget` of a plan")
+        print_line("no run has a budget, and no backend a rate limit; see `limits` and `budget` of a plan")
     if runs:
         print_table([("RUN", "BUDGET", "SPENT", "RESERVED"), *map(_money_row, runs)], 0, [None] * (len(runs) + 1))
     if accounts:

@@ -703,7 +703,7 @@ class StoredBackends:
         if isinstance(spec, FunctionSpec):
             if name not in (now := self._plan_specs(name)):
                 raise InvalidRequest(
-                    f"{self.plan} has no backend {name!r} any more; put it back, or name the plan with --plan"
+                    f"{self.plan} no longer has a backend {name!r}; put it back, or name the plan with --plan"
                 )
             spec = now[name]
         elif needs_file and (self.plan is None or self._plan_specs(name).get(name) != spec):

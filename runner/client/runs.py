@@ -548,7 +548,7 @@ class Runs:
         """Run a failed task again while its run goes on, or at once one that waits for its next attempt.
 
         The owner reads the request within a second, and ignores it if the task has begun again meanwhile. Earlier
-        failures count no more for the task's `retry`, and tasks that wait for the task go on after it.
+        failures count no more for the task's `retry`, and tasks that wait for the task continue after it.
 
         Raises InvalidRequest for a task that cannot run again now, such as one without which others went on, and if no
         process works on the run: a resume with `retry_failed` runs all failed tasks of a run again. Raises
@@ -569,7 +569,9 @@ class Runs:
         """Send a note for each of `changes`. Return whether a process works on the run, which reads them."""
         store, record = await stored_record(self.options.store, run_id)
         if (status := RunStatus(record.status)) in RUN_DONE or status is RunStatus.CANCELLING:
-            raise RunNotResumable(f"run {run_id} is {status.value}; only a run that goes on can be paused or tuned")
+            raise RunNotResumable(
+                f"run {run_id} is {status.value}; only a run that has not ended can be paused or tuned"
+            )
         for change in changes:
             if (name := checked_change(change).backend) is not None:
                 await _require_backend(store, record, name)
@@ -612,7 +614,7 @@ class Runs:
         """
         taken = await answer_question(self.options, run_id, task_id, value, attempt, wait)
         if taken and run_id in self._waiting:
-            await self._go_on(run_id, ResumeOptions(policy=self._waiting.pop(run_id)), _log_left)
+            await self._continue(run_id, ResumeOptions(policy=self._waiting.pop(run_id)), _log_left)
         return taken
 
     async def read(self, run_id: str, record: RunRecord | None = None) -> StoredRun:
@@ -784,7 +786,7 @@ class Runs:
         async with anyio.create_task_group() as group:
             for run in stored:
                 if not run.damaged and shown_status(run) in RESUMABLE - {RunStatus.PARKED}:
-                    group.start_soon(self._go_on, run.run_id, AS_STORED, report, self.is_posted)
+                    group.start_soon(self._continue, run.run_id, AS_STORED, report, self.is_posted)
 
     async def is_posted(self, run_id: str) -> bool:
         """Return whether the run was posted to a server."""
@@ -814,7 +816,7 @@ class Runs:
             if run_id in self._driven or self._not_woken.get(run_id, 0.0) > now:
                 continue
             how = ResumeOptions(policy=self._waiting.get(run_id), wakes=True)
-            if not await self._go_on(run_id, how, report, fits):
+            if not await self._continue(run_id, how, report, fits):
                 self._not_woken[run_id] = now + _AGAIN_S
             elif run_id in self._driven:
                 self._woken.add(run_id)
@@ -838,7 +840,7 @@ class Runs:
             )
         return self._parks[key]
 
-    async def _go_on(
+    async def _continue(
         self,
         run_id: str,
         how: ResumeOptions,
@@ -933,7 +935,7 @@ class Runs:
                         due = due_at(record)
                         if run_id in self._waiting and due is not None and due <= self.options.clock.wall():
                             how = ResumeOptions(policy=self._waiting.pop(run_id))
-                            group.start_soon(self._go_on, run_id, how, _log_left)
+                            group.start_soon(self._continue, run_id, how, _log_left)
         self._watching = None
 
 

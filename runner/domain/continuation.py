@@ -84,6 +84,6 @@ def correction_prompt(failure: str) -> str:
     The prompt depends on the stored error alone, so a resumed run sends the same text.
     """
     if failure.startswith(FAILED_CHECK):
-        return f"{failure[0].upper()}{failure[1:]}\n\nMend the cause, and then give your whole answer again."
+        return f"{failure[0].upper()}{failure[1:]}\n\nFix the cause, and then give your whole answer again."
     listed = failure.removeprefix(f"{INVALID_TASKS}:")
     return f"These tasks cannot be added:{listed}\nAnswer again with all of the tasks, corrected."

@@ -77,7 +77,7 @@ class NotifyTarget:
         for word in form.get("on", ()):
             if word not in NOTICE_WORDS:
                 words = ", ".join(NOTICE_WORDS)
-                raise ValueError(f"notify tells {words}, not {word!r}{nearest(str(word), NOTICE_WORDS)}")
+                raise ValueError(f"notify sends {words}, not {word!r}{nearest(str(word), NOTICE_WORDS)}")
         return from_json(cls, form)
 
     def mistakes(self) -> Iterable[tuple[str, str]]:
@@ -101,7 +101,7 @@ class NotifyTarget:
         ):
             yield "link", "link is the address of the server alone, like https://plait.example.org"
         if not self.on:
-            yield "on", f"name what is told: {', '.join(NOTICE_WORDS)}"
+            yield "on", f"name what to send: {', '.join(NOTICE_WORDS)}"
         for name in self.headers_env:
             if not _HEADER.fullmatch(name):
                 yield "headers_env", f"{name[:60]!r} is no name of a header"

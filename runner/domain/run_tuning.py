@@ -97,11 +97,11 @@ def retry_in(note: NoteRecord) -> tuple[str, int] | None:
 def why_not_again(dag: DAG, task: Task) -> str | None:
     """Return why the failed task cannot run again while its run goes on; None if it can."""
     if task.gathers:
-        return "it stands for its parts; name one of them"
+        return "it has parts; name one of them"
     if task.failure_mode is not FailureMode.HARD:
-        return "the tasks behind it have gone on without it"
+        return "the tasks after it have continued without it"
     if any(one.join != "all" or one.call is not None for one in dag):
-        return "the plan has tasks with `join` or `plan`, which may have gone on without it"
+        return "the plan has tasks with `join` or `plan`, which may have continued without it"
     return None
 
 

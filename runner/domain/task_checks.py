@@ -397,12 +397,12 @@ class Checks:
         for name in cast("Sequence[object]", (target,) if isinstance(target, str) else target):
             if not isinstance(name, str) or name not in self._positions:
                 hint = self._hint(name, self._positions) if isinstance(name, str) else ""
-                yield problem(f"stands for the unknown task {name!r}{hint}")
+                yield problem(f"refers to the unknown task {name!r}{hint}")
                 continue
             pair = self._positions[name], self._start + position
             if pair[0] not in self._dependencies[pair[1]]:
-                apart = problem(f"stands for {name!r}, which is not upstream{ADD_IT}", lacks_dependency=True)
-                behind = problem(f"stands for {name!r}, which depends on this task; {_REVERSE}")
+                apart = problem(f"refers to {name!r}, which is not upstream{ADD_IT}", lacks_dependency=True)
+                behind = problem(f"refers to {name!r}, which depends on this task; {_REVERSE}")
                 yield _Unless(pair, apart, behind, used)
 
     def _name_problem(self, text: _Text, name: str) -> Iterator[Problem | _Unless]:

@@ -39,7 +39,7 @@ class WaitKind(StrEnum):
     THROTTLED = "throttled"
     """The task's backend is paused, or runs fewer tasks at once, after a rate limit or an overload."""
     RATE = "rate"
-    """The task's backend has reached its own limits of rate."""
+    """The task's backend has reached its own rate limits."""
     HOST = "host"
     """The attempt of the task needs a host that is away."""
     FOLDER = "folder"
@@ -131,7 +131,7 @@ class Waits:
     throttled: Mapping[str, BackendThrottled] = field(default_factory=dict[str, BackendThrottled])
     """The last event of each throttled backend, by name."""
     rated: Collection[str] = ()
-    """The backends at whose own limits of rate tasks have waited."""
+    """The backends at whose own rate limits tasks have waited."""
     retries: Mapping[str, float] = field(default_factory=dict[str, float])
     """The Unix time of the next attempt of each task that waits for one, by id."""
     deadlines: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
@@ -221,7 +221,7 @@ class Waits:
         if limit is not None and running >= limit:
             return WaitReason(WaitKind.SLOT, f"no free slot of {name} ({running} of {limit})", backend=name)
         if name in self.rated:
-            return WaitReason(WaitKind.RATE, f"{name} has reached its limits of rate", backend=name)
+            return WaitReason(WaitKind.RATE, f"{name} has reached its own rate limits", backend=name)
         # Other runs of the process may hold the slots of a throttled backend.
         slowed = None if throttled is None else self._throttling(throttled, throttled.slots)
         return slowed or WaitReason(WaitKind.SLOT, "waits for a free slot")
@@ -320,7 +320,7 @@ _STOPPED = {
 }
 _NO_PROCESS = {
     RunStatus.QUEUED: WaitReason(WaitKind.NO_PROCESS, "queued: no process has started the run"),
-    RunStatus.WAITING_INPUT: WaitReason(WaitKind.NO_PROCESS, "no process runs the run; resume it"),
+    RunStatus.WAITING_INPUT: WaitReason(WaitKind.NO_PROCESS, "no process has this run; resume it"),
 }
 _BAD = frozenset({TaskStatus.FAILED, TaskStatus.CANCELLED})
 

@@ -54,7 +54,7 @@ VERDICT: Mapping[str, JsonValue] = {
 Priced = Callable[[CallOutcome, str, "str | None"], Awaitable[CallOutcome]]
 """Adds the cost to the outcome of a call of a backend."""
 Settle: TypeAlias = Callable[[Usage], None]
-"""Settles the share of a limit of rate with the usage of the call."""
+"""Settles the share of a rate limit with the usage of the call."""
 Slot: TypeAlias = Callable[[str, Usage], Awaitable["Settle | None"]]
 """Gives the slot of the turn back, with the usage of the last call in it, and waits for one of the named backend.
 Returns None if the run is being cancelled.
@@ -97,7 +97,7 @@ class AnswerCheck:
     ) -> tuple[Reply, tuple[Message, ...], BackendError | None]:
         """Check the answer in `reply`. Return the reply with the data of the schema and the cost of the judge, the
         messages with the evidence, and the error if the check failed, or if it could not be made. `request` is that
-        of the turn. The judge has a slot, and a share of the limits of rate, of its own backend (`slot`).
+        of the turn. The judge has a slot, and a share of the rate limits, of its own backend (`slot`).
         """
         evidence: tuple[Message, ...] = ()
         error: BackendError | None = None

@@ -112,7 +112,7 @@ async def send_due(store: Store, run_id: str, targets: Sequence[NotifyTarget | N
 
     Raises StoreError. A cancelled call leaves the tries under way without an end, and another one repeats them.
     """
-    occasions = await _told(store, run_id, targets)
+    occasions = await _occasions(store, run_id, targets)
     deliveries = _deliveries(await store.list_notes(run_id)) if occasions else {}
     later: list[float] = []
     failures: list[StoreError] = []
@@ -141,10 +141,10 @@ async def send_due(store: Store, run_id: str, targets: Sequence[NotifyTarget | N
     return min(later, default=None)
 
 
-async def _told(
+async def _occasions(
     store: Store, run_id: str, targets: Sequence[NotifyTarget | None]
 ) -> list[tuple[EventRecord, NoticeWord]]:
-    """Return the events that a target asks for, in their order, with what each is told as."""
+    """Return the events that a target asks for, in their order, each with the word of `on` that it falls under."""
     wanted = {word for target in targets if target is not None for word in target.on}
     candidates: list[tuple[EventRecord, NoticeWord]] = []
     for kind, words in _WORDS.items():

@@ -413,7 +413,7 @@ class RunOptions:
 
     def account(self, name: str) -> Account:
         """Return the account of the backend `name` for a run of this event loop, which has to join it before another
-        one looks. The newest run's limits of rate hold for all. A backend without an account of its own shares with no
+        one looks. The newest run's rate limits hold for all. A backend without an account of its own shares with no
         other runner.
         """
         backend, now = self.backends.get(name), self.clock.monotonic

@@ -449,14 +449,14 @@ def _json(text: str, line: int) -> tuple[JsonValue] | PlanProblem:
     except RecursionError:
         return PlanProblem(_TOO_DEEP, line=line)
     except ValueError as error:
-        return PlanProblem(str(error) if "stands here" in str(error) else too_many_digits(), line=line)
+        return PlanProblem(str(error) if "is given twice" in str(error) else too_many_digits(), line=line)
 
 
 def _without_twice(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
     """Return a mapping of JSON. Raises ValueError for a key that stands twice: Python would silently use the last."""
     if len(keys := dict(pairs)) < len(pairs):
         key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"key {key!r} stands here twice")
+        raise ValueError(f"key {key!r} is given twice")
     return keys
 
 
@@ -647,7 +647,7 @@ def _prompt_text(file: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"the prompt file {name!r} is not UTF-8; save it as UTF-8") from error
     if "\0" in text:
-        raise ValueError(f"the prompt file {name!r} is no text: it has a NUL; write it anew")
+        raise ValueError(f"the prompt file {name!r} is not text: it has a NUL; write it again")
     return text
 
 

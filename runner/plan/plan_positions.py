@@ -265,7 +265,7 @@ class _YamlReader:
             if key in mapping:
                 line = self._source.keys[(*path, key)][0]
                 self._source.report(
-                    (*path, key), f"key {key!r} stands here twice; the first is in line {line}", *_at(event)
+                    (*path, key), f"key {key!r} is given twice; the first is in line {line}", *_at(event)
                 )
             self._source.keys.setdefault((*path, key), _at(event))
             # After a key that stands twice, later checks use the first value.

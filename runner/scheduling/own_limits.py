@@ -42,7 +42,7 @@ _WEIGHT = 0.2
 
 @value
 class RateLimits:
-    """Limits of rate of a backend, shared by all its calls in this process. Raises ValueError for a limit of rate below
+    """Rate limits of a backend, shared by all its calls in this process. Raises ValueError for a rate limit below
     1, or of money that is not above 0.
     """
 
@@ -208,7 +208,7 @@ class Ledger(Protocol):
         """Wait for a grant that lets one of `calls` calls begin, the first of `size`, and add it to `limiter`. Calls of
         a higher `priority` come first, whatever process makes them. While the account is closed, call `on_closed` with
         the Unix time of the end, and why, and with PROBE before a probe. Never fails: without its store a process keeps
-        the limits of rate alone, and spends nothing under a limit of money.
+        the rate limits alone, and spends nothing under a limit of money.
         """
         ...
 

@@ -167,7 +167,7 @@ class Account:
     """A backend as its server counts the calls."""
 
     gate: RateGate | None = None
-    """The backend's limit of rate, if any."""
+    """The backend's rate limit, if any."""
     width: float = inf
     """How many tasks may run at once: halved by each pause, and raised by about one for as many completed tasks as run
     at once, until it covers all slots of the runs. With `search`, as the search says.

@@ -213,7 +213,7 @@ class PauseBody(Received):
     backend: str | None = None
     """A backend of the run; null for the whole run."""
     off: StrictBool = False
-    """Let the run, or the backend, go on."""
+    """Lift the pause of the run, or of the backend."""
 
 
 class TuneBody(Received):
@@ -479,7 +479,7 @@ class ServedRuns:
         return RunList(runs=list(records))
 
     async def wake(self) -> WakeResult:
-        """Continue the runs that park and are due at once, as this server does by itself every few seconds. Of a server
+        """Continue the parked runs that are due at once, as this server does by itself every few seconds. Of a server
         that takes posted plans, only posted runs. If it queues runs, its workers continue them.
         """
         woken: dict[str, PlaitError | None] = {}

@@ -171,7 +171,7 @@ class RunTools:
         self,
         run_id: _RunId,
         backend: Annotated[str | None, Field(description="Pause this backend of the run alone.")] = None,
-        off: Annotated[bool, Field(description="Let the run, or the backend, go on.")] = False,
+        off: Annotated[bool, Field(description="Lift the pause of the run, or of the backend.")] = False,
     ) -> dict[str, Any]:
         """Pause a run: no further task starts until it goes on, and calls under way end normally."""
         await self._runs.pause(run_id, backend=backend, off=off)
@@ -200,10 +200,10 @@ class RunTools:
         """
         woken: dict[str, str | None] = {}
 
-        def told(run_id: str, error: PlaitError | None) -> None:
+        def on_woken(run_id: str, error: PlaitError | None) -> None:
             woken[run_id] = None if error is None else str(error)
 
-        await self._plans.wake(told)
+        await self._plans.wake(on_woken)
         return {"runs": [{"run_id": run_id, "error": error} for run_id, error in woken.items()]}
 
     async def _start(self, run_id: str) -> None:

@@ -148,7 +148,7 @@ class Budget:
         if way is Way.MAX_COST:
             limit, spent, whose = self.max_cost(task), self.spent_by.get(task.id, 0.0), "the max_cost"
         text = f"{dollars(spent)} of {whose} of {dollars(limit)} is spent, and this call may cost {dollars(worst)}"
-        return f"{text}: raise it to?", {"type": "number", "exclusiveMinimum": limit, "maximum": MOST_USD}
+        return f"{text}: what is the new limit?", {"type": "number", "exclusiveMinimum": limit, "maximum": MOST_USD}
 
 
 def raise_of(asking: Asking, task_id: str, value: object, at: str) -> list[BudgetRaised]:

@@ -38,7 +38,7 @@ from plait.persistence.store_records import (
     RunRecord,
     TaskRecord,
 )
-from plait.runner.domain.dag import DAG, RowsFile
+from plait.runner.domain.dag import DAG, RowsFile, part_number
 from plait.runner.domain.notify_target import NOTIFY, NotifyTarget
 from plait.runner.domain.run_result import RunResult
 from plait.runner.state.run_state import RunState
@@ -116,7 +116,11 @@ class StoredRun:
 
 def task_not_found(run_id: str, task_id: str, there: Iterable[str]) -> TaskNotFound:
     """Return the error for a task that is not `there` in the run."""
-    hint = nearest(task_id, there) or f"; `plait show {run_id}` lists them"
+    known = list(there)
+    parts = [name for name in known if part_number(name) and name.rpartition(".")[0] == task_id]
+    hint = nearest(task_id, known) or f"; `plait show {run_id}` lists them"
+    if parts:
+        hint = f"; name one of its {len(parts):,} parts, such as {parts[0]!r}"
     return TaskNotFound(f"run {run_id} has no task {task_id!r}{hint}")
 
 

@@ -232,10 +232,10 @@ def named_tasks(tasks: Sequence[str]) -> str:
 
 
 def tuned(backend: str | None, paused: bool | None, slots: int | None) -> str:
-    """Return what a person has changed in a run: `api is paused; calls under way go on`."""
+    """Return what a person has changed in a run: `api is paused; calls under way continue`."""
     if slots is not None:
         return f"at most {counted(slots, 'task')} at once{'' if backend is None else f' on {backend}'}"
-    return f"{backend or 'the run'} {'is paused; calls under way go on' if paused else 'goes on'}"
+    return f"{backend or 'the run'} {'is paused; calls under way continue' if paused else 'is no longer paused'}"
 
 
 def throttling(throttled: events.BackendThrottled, now: float) -> str:
@@ -252,9 +252,9 @@ def throttling(throttled: events.BackendThrottled, now: float) -> str:
     if not throttled.slots:
         return f"{name} has no credit left, and is not called until a person has answered"
     if throttled.cause == events.OWN_LIMITS:
-        return f"{name} has reached its limits of rate; further tasks start as the limits allow"
+        return f"{name} has reached its own rate limits; further tasks start as the limits allow"
     if throttled.slots < throttled.total:
-        return f"{name} goes on{after}; {slots}"
+        return f"{name} continues{after}; {slots}"
     return f"{name} has all its {throttled.total} slots again"
 
 
@@ -312,8 +312,8 @@ REMEDIES: Mapping[str, str] = {
     ErrorKind.RATE_LIMITED: _LATER,
     ErrorKind.OVERLOADED: _LATER,
     ErrorKind.CHECK_FAILED: "Read the output of the check, change prompt or check, then retry the failed tasks.",
-    ErrorKind.COMMAND_FAILED: "Read the output of the command, mend what it reports, then retry the failed tasks.",
-    ErrorKind.CHILD_FAILED: "Look at the task that the message names; a retry of the failed tasks goes on with it.",
+    ErrorKind.COMMAND_FAILED: "Read the output of the command, fix what it reports, then retry the failed tasks.",
+    ErrorKind.CHILD_FAILED: "Look at the task that the message names; a retry of the failed tasks continues it.",
     ErrorKind.LOOP_EXHAUSTED: "Look at the last round. A run of a plan with more rounds takes these over with --like.",
     ErrorKind.CRASHED: "Read the message of the process, then retry the failed tasks.",
     ErrorKind.AUTH: "Check the key, the login and the credit, then retry the failed tasks.",
@@ -328,7 +328,7 @@ REMEDIES: Mapping[str, str] = {
     ErrorKind.INVALID_OUTPUT: "Simplify the prompt or the schema, or take another model, then retry the failed tasks.",
     ErrorKind.UNAVAILABLE: "Install or set what the message names, then retry the failed tasks.",
     ErrorKind.UNEXPECTED: "Correct the code that the message or the traceback names, then retry the failed tasks.",
-    NOT_STORED: "Mend the database, or shorten the result, as the message says, then retry the failed tasks.",
+    NOT_STORED: "Fix the database, or shorten the result, as the message says, then retry the failed tasks.",
     DECLARED_FAILED: "Retry the failed tasks to run the task again.",
 }
 """For each kind of error, the next step."""

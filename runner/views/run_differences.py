@@ -42,7 +42,7 @@ class RunComparison:
 
     a: RunView
     b: RunView
-    parted: str | None
+    diverged: str | None
     """The first task that differs; null if all are the same."""
     same: int
     """The number of tasks that do not differ."""
@@ -58,7 +58,7 @@ async def compare_runs(store: Store | None, before: str, after: str) -> RunCompa
     return RunComparison(
         a=run_view(one.record),
         b=run_view(other.record),
-        parted=differ[0].task_id if differ else None,
+        diverged=differ[0].task_id if differ else None,
         same=len(tasks) - len(differ),
         tasks=differ,
     )

@@ -245,7 +245,7 @@ class BackendThrottled(Event):
     """The end of the pause; None if the backend is not paused."""
     cause: str
     """The HTTP status of the refusal, such as `429`; without a status the kind of the error, such as `rate_limited`.
-    OWN_LIMITS once tasks wait for the limits of rate that the run itself keeps; sent once. USD_PER_DAY while they wait
+    OWN_LIMITS once tasks wait for the rate limits that the run itself keeps; sent once. USD_PER_DAY while they wait
     for the next day.
     """
     slots: int

@@ -24,7 +24,7 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-GONE = "its backend cannot be had here, such as an extra that is not installed"
+GONE = "its backend is not available here, such as an extra that is not installed"
 CASES = {  # the step's place among two, the number of its failed try
     "it has tries left": [(0, 2), (1, 1)],
     "that was its last try (`max_tries`, 3)": [(0, 3), (1, 3)],

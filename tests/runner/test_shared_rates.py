@@ -1,4 +1,4 @@
-"""Limits of rate over real HTTP: one account for all runs of the process, lowered by the server's headers."""
+"""Rate limits over real HTTP: one account for all runs of the process, lowered by the server's headers."""
 
 from __future__ import annotations
 

@@ -47,12 +47,12 @@ export function steerRun(run) {
 	const [backend, number] = [h("input"), h("input", { type: "number", min: 1, max: 10000 })];
 	const pause = (off) => () => post(`${runPath(run)}/pause`, { backend: backend.value || null, off });
 	const tune = () => post(`${runPath(run)}/tune`, backend.value ? { limits: { [backend.value]: number.valueAsNumber } } : { concurrency: number.valueAsNumber });
-	dialog("Pause or width", [h("p", "Calls under way end normally."), h("label", "Backend, all if empty ", backend), h("label", " Tasks at once ", number)],
-		{ "Pause it": pause(false), "Let it go on": pause(true), "Change the width": tune });
+	dialog("Pause or concurrency", [h("p", "Calls under way end normally."), h("label", "Backend, all if empty ", backend), h("label", " Tasks at once ", number)],
+		{ "Pause it": pause(false), "Lift the pause": pause(true), "Change the concurrency": tune });
 }
 
 export const retryTask = (run, task) =>
-	dialog(`Run ${task} again?`, h("p", "Tasks that wait for it go on after it."), { "Run it again": () => post(`${taskPath(run, task)}/retry`) });
+	dialog(`Run ${task} again?`, h("p", "Tasks that wait for it continue after it."), { "Run it again": () => post(`${taskPath(run, task)}/retry`) });
 
 export async function resumeRun(run, retryFailed = false) {
 	const show = dialog(retryFailed ? "Retry failed tasks" : "Resume the run", h("p", "Reading what would run…"), {});

@@ -162,6 +162,6 @@ async function start() {
 	polling.now();
 }
 
-window.addEventListener("signed-out", () => signedOut("The server was started anew since this browser signed in"));
+window.addEventListener("signed-out", () => signedOut("The server was restarted after this browser signed in"));
 window.addEventListener("hashchange", () => (/^#[^/]/.test(location.hash) ? start() : show()));
 start();

@@ -114,7 +114,7 @@ export class RunPage {
 		replace(this.actions,
 			isResumable && button("Resume…", () => resumeRun(this.run), { class: "primary" }),
 			(isFailed || (isResumable && head.counts.failed)) && button("Retry failed…", () => resumeRun(this.run, true), { class: isFailed && "primary" }),
-			![...DONE, "cancelling"].includes(head.status) && button("Pause or width…", () => steerRun(this.run)),
+			![...DONE, "cancelling"].includes(head.status) && button("Pause or concurrency…", () => steerRun(this.run)),
 			!DONE.includes(head.status) && button("Cancel…", () => cancelRun(this.run)));
 		replace(this.bar, progress(head));
 		if (before && before !== head.status) replace(this.told, `The run is ${words(head.status)}.`);

@@ -154,11 +154,11 @@ async def test_extra_fields_go_into_each_request(dialect: Dialect) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"messages": [], "stream": False, "seed": 3}, "may not hold messages, stream: plait sets"),
-        *(({name: 1}, f"may not hold {name}") for name in ("model", "system", "temperature", "max_tokens", "n")),
-        *(({name: 1}, f"may not hold {name}") for name in ("stream_options", "response_format", "output_config")),
-        ({"output_config": {"effort": "low", "format": {}}}, "may not hold output_config.format: plait sets"),
-        ({"max_completion_tokens": 1}, "may not hold max_completion_tokens"),
+        ({"messages": [], "stream": False, "seed": 3}, "may not contain messages, stream: plait sets"),
+        *(({name: 1}, f"may not contain {name}") for name in ("model", "system", "temperature", "max_tokens", "n")),
+        *(({name: 1}, f"may not contain {name}") for name in ("stream_options", "response_format", "output_config")),
+        ({"output_config": {"effort": "low", "format": {}}}, "may not contain output_config.format: plait sets"),
+        ({"max_completion_tokens": 1}, "may not contain max_completion_tokens"),
         ({"seed": float("nan")}, "has to be valid JSON"),
         ({"seed": b"3"}, "has to be valid JSON"),
         ({"stop": "\udc80"}, "has to be valid JSON"),

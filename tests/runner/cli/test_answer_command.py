@@ -178,4 +178,4 @@ def test_an_answer_to_a_completed_task_names_the_command_that_goes_on(tmp_path: 
     refused = plait_here(tmp_path, "answer", "last", "a", "yes")
     (run,) = plait_here(tmp_path, "runs", "--json").value
     assert refused.code == 2
-    assert refused.err.endswith(f"to go on with its conversation: plait continue {run['run_id']} a MESSAGE\n")
+    assert refused.err.endswith(f"to continue its conversation: plait continue {run['run_id']} a MESSAGE\n")

@@ -38,7 +38,10 @@ async def test_a_run_asks_at_its_budget_and_shows_what_it_has_spent(tmp_path: Pa
         assert "\nat most $15.00 of the budget of $7.00, without retries\n" in estimate.out
         done = await command(tmp_path, "run", "plan.yaml")
         assert (done.code, len(server.requests)) == (4, 1)
-        assert f"$2.00 of the budget of $7.00 is spent, and this call may cost ${WORST:.2f}: raise it to?" in done.err
+        assert (
+            f"$2.00 of the budget of $7.00 is spent, and this call may cost ${WORST:.2f}: what is the new limit?"
+            in done.err
+        )
         shown = await command(tmp_path, "show", "last")
         assert "\nbudget    $7.00, $2.00 spent\n" in shown.out
         assert (await command(tmp_path, "answer", "last", "b", "7")).code == 2  # no raise
@@ -77,7 +80,8 @@ async def test_the_max_cost_of_a_task_is_a_question_of_that_task(tmp_path: Path)
         done = await command(tmp_path, "run", "plan.yaml")
         assert (done.code, len(server.requests)) == (4, 2)
         assert (
-            f"$0.0000 of the max_cost of $1.50 is spent, and this call may cost ${WORST:.2f}: raise it to?" in done.err
+            f"$0.0000 of the max_cost of $1.50 is spent, and this call may cost ${WORST:.2f}: what is the new limit?"
+            in done.err
         )
         assert (await command(tmp_path, "answer", "last", "c", "10")).code == 0
         assert (await command(tmp_path, "resume", "last")).code == 0

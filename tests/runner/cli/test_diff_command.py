@@ -1,4 +1,4 @@
-"""`plait diff`: what differs between two runs, task by task, and where the runs parted."""
+"""`plait diff`: what differs between two runs, task by task, and where the runs diverged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_changed_prompt_parts_the_runs_and_words_are_marked(folder: Path) -> N
     other = run(folder, facts="four facts about the moon")
     out = plait_here(folder, "diff", one, other).out.splitlines()
     assert out[0].startswith(f"run       {one}, completed, ")
-    assert out[2] == "parted    at facts: prompt changed: line 1"
+    assert out[2] == "diverged  at facts: prompt changed: line 1"
     assert "prompt    [-three-]{+four+} facts about the moon" in out
     assert "result    [-THREE-]{+FOUR+} FACTS ABOUT THE MOON" in out
     assert "-- poem: upstream facts changed --" in out
@@ -78,9 +78,9 @@ def test_a_changed_prompt_parts_the_runs_and_words_are_marked(folder: Path) -> N
 def test_the_same_answer_changes_nothing_behind(folder: Path) -> None:
     one, other = run(folder, facts="rivers"), run(folder, facts="many rivers")
     value = plait_here(folder, "diff", one, other, "--json").value
-    assert (value["parted"], value["same"], [task["task_id"] for task in value["tasks"]]) == ("facts", 4, ["facts"])
+    assert (value["diverged"], value["same"], [task["task_id"] for task in value["tasks"]]) == ("facts", 4, ["facts"])
     assert (
-        "parted    at facts: prompt changed: line 1; same answer: cut off here"
+        "diverged  at facts: prompt changed: line 1; same answer: cut off here"
         in plait_here(folder, "diff", one, other).out
     )
     (facts,) = value["tasks"]

@@ -45,7 +45,7 @@ def test_a_run_in_another_process_is_paused_tuned_and_goes_on(tmp_path: Path) ->
         until(lambda: asked(tmp_path, "SELECT status FROM tasks WHERE task_id = 'held'") == "completed")
         waits = {one["task_id"]: one["waits"]["kind"] for one in shown(tmp_path)["tasks"] if one["waits"]}
         assert waits == {"last": "paused"}
-        assert "tuned     the run is paused; calls under way go on\n" in plait_here(tmp_path, "show", "last").out
+        assert "tuned     the run is paused; calls under way continue\n" in plait_here(tmp_path, "show", "last").out
         assert plait_here(tmp_path, "tune", "last", "-j", "4", "--backend", "w=2", "--json").value["is_live"]
         plait_here(tmp_path, "retry", "last", "bad")
         (tmp_path / "mended").touch()
@@ -54,7 +54,12 @@ def test_a_run_in_another_process_is_paused_tuned_and_goes_on(tmp_path: Path) ->
         assert plait_here(tmp_path, "pause", "last", "--off").code == 0
         assert owner.wait(60) == 0
     log = plait_here(tmp_path, "log", "last").out
-    for line in ("the run is paused", "at most 4 tasks at once\n", "at most 2 tasks at once on w", "the run goes on"):
+    for line in (
+        "the run is paused",
+        "at most 4 tasks at once\n",
+        "at most 2 tasks at once on w",
+        "the run is no longer paused",
+    ):
         assert log.count(line) == 1
 
 
@@ -78,7 +83,7 @@ def test_a_run_that_no_process_works_on_is_paused_for_the_next_one(tmp_path: Pat
     ("words", "said"),
     [
         ("pause nobody", "the store has no run 'nobody'"),
-        ("pause last --off", "is failed; only a run that goes on can be paused or tuned"),
+        ("pause last --off", "is failed; only a run that has not ended can be paused or tuned"),
         ("tune last", "say how many tasks run at once"),
         ("tune last -j 0", "'-j' / '--concurrency'"),
         ("tune last --backend w", "'w' is not name=value"),

@@ -203,7 +203,7 @@ def test_a_plan_that_is_gone_or_has_lost_its_function_is_one_clear_line(tmp_path
     plan.write_text(text.replace("  hold:", "  held:"))
     lost = plait_here(tmp_path, "resume")
     assert (lost.code, len(lost.err.splitlines())) == (2, 1)
-    assert "has no backend 'hold' any more" in lost.err
+    assert "no longer has a backend 'hold'" in lost.err
 
     moved = tmp_path / "moved"
     moved.mkdir()

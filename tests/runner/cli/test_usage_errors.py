@@ -13,7 +13,7 @@ from tests.support.processes.command import plait_here
     ("words", "said"),
     [
         ("run", "give either a plan file (- for standard input) or --goal TEXT; see `plait run --help`"),
-        ("run plan.yaml --x", "no such option '--x'; see `plait run --help`"),
+        ("run plan.yaml --x", "no such option --x; see `plait run --help`"),
         ("show a b c", "got unexpected extra argument (c); see `plait show --help`"),
         ("nope", "no such command 'nope'; see `plait --help`"),
         ("exprot", "no such command 'exprot'; did you mean 'export'?; see `plait --help`"),

@@ -126,7 +126,7 @@ def test_wake_resumes_what_is_due_and_says_what_is_not(folder: Path, monkeypatch
     (folder / "open").touch()
     woken = plait_here(folder, "wake")
     assert woken.code == 0
-    assert f"run {due} goes on" in woken.err
+    assert f"run {due} continues" in woken.err
     lines = woken.out.splitlines()
     assert lines[0] == f"run {due} is completed"
     assert lines[1].startswith(f"run {later} is parked until ")

@@ -179,7 +179,7 @@ def test_a_run_that_cannot_run_here_is_left_alone_with_one_line(folder: Path) ->
     for run_id in (done.out.strip(), lost):
         (line,) = [line for line in said.splitlines() if run_id in line]
         assert "is left to other workers for 60 s" in line
-    assert "OPENAI_API_KEY" in said and "no backend 'w'" in said
+    assert "OPENAI_API_KEY" in said and "no longer has a backend 'w'" in said
 
 
 def test_a_worker_in_the_wrong_folder_says_that_its_store_has_no_run(folder: Path) -> None:

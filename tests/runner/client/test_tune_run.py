@@ -340,7 +340,7 @@ async def test_a_retried_task_has_all_its_attempts_again(store: Store) -> None:
 @pytest.mark.parametrize(
     ("tasks", "why"),
     [
-        ([Task("bad", prompt="bad", failure_mode="soft")], "have gone on without it"),
+        ([Task("bad", prompt="bad", failure_mode="soft")], "have continued without it"),
         ([Task("bad", prompt="bad"), Task("any", prompt="x", depends_on=["bad", "b"], join="any")], "with `join`"),
     ],
 )

@@ -96,7 +96,7 @@ async def test_parallel_calls_cannot_overspend() -> None:
     result = await ParallelRunner(backend, budget=9, concurrency=10).run(tasks(10))
     assert backend.at_once == 2
     assert (asking(result), len(backend.calls), result.usage.cost_usd) == (["t6"], 6, 6.0)
-    question = "$6.00 of the budget of $9.00 is spent, and this call may cost $4.00: raise it to?"
+    question = "$6.00 of the budget of $9.00 is spent, and this call may cost $4.00: what is the new limit?"
     assert result["t6"].question == question
     assert [one.status for one in result.tasks.values()][7:] == [TaskStatus.PENDING] * 3
 
@@ -218,7 +218,7 @@ async def test_the_max_cost_of_a_task_asks_for_the_task_alone(store: Store) -> N
     result = await ParallelRunner(backend, store=store).run(dag)
     assert asking(result) == ["a"]
     assert result["a"].question == (
-        "$1.50 of the max_cost of $5.00 is spent, and this call may cost $4.00: raise it to?"
+        "$1.50 of the max_cost of $5.00 is spent, and this call may cost $4.00: what is the new limit?"
     )
     assert [result[f"t{n}"].status for n in range(3)] == [TaskStatus.COMPLETED] * 3
     again = await ParallelRunner(backend, store=store).resume(result.run_id, answers={"a": 6})

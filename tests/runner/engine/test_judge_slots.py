@@ -1,4 +1,4 @@
-"""The judge of a check takes a slot, and a share of the limits of rate, of its own backend, as a task does."""
+"""The judge of a check takes a slot, and a share of the rate limits, of its own backend, as a task does."""
 
 from __future__ import annotations
 

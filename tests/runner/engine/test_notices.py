@@ -96,7 +96,7 @@ async def test_a_higher_budget_is_asked_for_under_its_own_word(store: Store, rec
         assert (await runner.run(tasks(4), "r")).status is RunStatus.WAITING_INPUT
         (notice,) = receiver.notices
         assert (notice["on"], notice["task"], other.notices) == ("budget", "t2", [])
-        assert "raise it to?" in notice["text"]
+        assert "what is the new limit?" in notice["text"]
 
 
 async def test_a_parked_run_tells_until_when(store: Store, receiver: Receiver) -> None:
@@ -365,7 +365,7 @@ async def test_a_stop_does_not_wait_for_a_try_under_way(
         ({"url_env": "HOOK", "link": "https://plait.example.org?x=1"}, "the address of the server alone"),
         ({"url_env": "HOOK", "link": "plait.example.org"}, "the address of the server alone"),
         ({"url_env": "HOOK", "on": ["faild"]}, "did you mean 'failed'"),
-        ({"url_env": "HOOK", "on": []}, "name what is told"),
+        ({"url_env": "HOOK", "on": []}, "name what to send"),
         ({"urlenv": "HOOK"}, "did you mean 'url_env'"),
     ],
 )

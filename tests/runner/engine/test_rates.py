@@ -1,4 +1,4 @@
-"""Limits of rate of a backend: kept by all runs together, in turn, with exact wakes and no slot held while waiting."""
+"""Rate limits of a backend: kept by all runs together, in turn, with exact wakes and no slot held while waiting."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_a_run_that_waits_for_its_limit_says_so_once() -> None:
         assert (await run.result()).status is RunStatus.COMPLETED
         assert [(event.backend, event.cause, event.until) for event in told] == [("api", "limits", None)]
         assert throttling(told[0], 0.0) == (
-            "api has reached its limits of rate; further tasks start as the limits allow"
+            "api has reached its own rate limits; further tasks start as the limits allow"
         )
 
     run_seeded(main, 1)

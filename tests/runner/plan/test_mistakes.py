@@ -182,7 +182,7 @@ CASES = {
         "tasks[1].id",
         "used twice; the first is in line 2",
     ),
-    "duplicate key": (tasks("{id: a, prompt: x, id: b}"), 2, "tasks[0].id", "stands here twice"),
+    "duplicate key": (tasks("{id: a, prompt: x, id: b}"), 2, "tasks[0].id", "is given twice"),
     "bad id": (tasks('{id: "a b", prompt: x}'), 2, "tasks[0].id", "letters, digits"),
     "reserved id": (tasks("{id: item, prompt: x}"), 2, "tasks[0].id", "reserved"),
     "constant as id": (tasks("{id: none, prompt: x}", '{id: b, prompt: "{{ none }}"}'), 2, "tasks[0].id", "reserved"),
@@ -433,7 +433,7 @@ CASES = {
         "backends:\n  a: {kind: openai, extra: {stream: false}}\n" + tasks("{id: a, prompt: x}"),
         2,
         "backends.a.extra",
-        "extra may not hold stream",
+        "extra may not contain stream",
     ),
     "bad call": (
         "backends: {a: {kind: function, call: x}}\n" + tasks("{id: a, prompt: x}"),

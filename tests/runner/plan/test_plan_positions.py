@@ -67,7 +67,7 @@ def test_every_trap_is_reported_with_its_place():
     assert [(line, column, where) for line, column, where, _ in found] == [
         (2, 1, "a"), (3, 4, "b"), (4, 4, "c"), (5, 4, "d"), (6, 3, ""),
     ]  # fmt: skip
-    words = ["'a' stands here twice; the first is in line 1", "anchors (&anchor)", "aliases (*anchor)", "tags (", "key"]
+    words = ["'a' is given twice; the first is in line 1", "anchors (&anchor)", "aliases (*anchor)", "tags (", "key"]
     assert all(word in message for word, (*_, message) in zip(words, found, strict=True))
 
 
@@ -130,7 +130,7 @@ def test_any_json_is_read_as_json(value):
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ('{"a": 1,\n "a": 2}', 2, "'a' stands here twice"),
+        ('{"a": 1,\n "a": 2}', 2, "'a' is given twice"),
         ('{\n"a": }', 2, "not JSON"),
         ('{\n"a": NaN}', 2, "nan is not a number"),
         ("[" * 100_000, None, "nested deeper"),

@@ -38,7 +38,7 @@ WRONG: dict[str, tuple[str, str | bytes, int | None, str]] = {
     "half a character": ("p.jsonl", '1\n{"a": "\\ud800"}', 2, "a: a text may not hold U+0000 or a lone surrogate"),
     "U+0000": ("p.jsonl", '1\n"\\u0000"', 2, "a text may not hold U+0000 or a lone surrogate"),
     "U+0000 in a key": ("p.jsonl", '1\n{"\\u0000": 1}', 2, "a key may not hold U+0000"),
-    "a key twice": ("p.jsonl", '1\n{"a": {"b": 1, "c": 2, "b": 3}}', 2, "key 'b' stands here twice"),
+    "a key twice": ("p.jsonl", '1\n{"a": {"b": 1, "c": 2, "b": 3}}', 2, "key 'b' is given twice"),
     "deep": ("p.jsonl", "1\n" + "[" * 51 + "]" * 51, 2, "this is nested deeper than 50 levels"),
     "very deep": ("p.jsonl", "1\n" + "[" * 200_000, 2, "this is nested deeper than 50 levels"),
     "not UTF-8": ("p.jsonl", b"1\n2\n\xff\n", None, "this is not UTF-8"),

@@ -1,4 +1,4 @@
-"""The arithmetic of limits of rate: what any order of calls, late answers and refunds may never exceed."""
+"""The arithmetic of rate limits: what any order of calls, late answers and refunds may never exceed."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_a_run_of_another_process_is_paused_and_tuned(tmp_path: Path, browser: B
         facts, dialog = seen.page.locator(".head .facts"), seen.page.get_by_role("dialog")
 
         def change(what: str, of: str = "", number: str = "") -> None:
-            seen.page.get_by_role("button", name="Pause or width…").click()
+            seen.page.get_by_role("button", name="Pause or concurrency…").click()
             dialog.get_by_label("Backend").fill(of)
             dialog.get_by_label("Tasks at once").fill(number)
             dialog.get_by_role("button", name=what).click()
@@ -301,11 +301,11 @@ def test_a_run_of_another_process_is_paused_and_tuned(tmp_path: Path, browser: B
             change("Pause it", of)
             expect(dialog).to_have_count(0)
             expect(facts).to_contain_text(f"{named} is paused")
-            change("Let it go on", of)
+            change("Lift the pause", of)
             expect(facts).not_to_contain_text("is paused")
-        change("Change the width", number="3")
+        change("Change the concurrency", number="3")
         expect(facts).to_contain_text("at most 3 tasks at once")
-        change("Change the width", "w", "2")
+        change("Change the concurrency", "w", "2")
         expect(facts).to_contain_text("at most 2 tasks at once on w")
         change("Pause it", "x")
         expect(dialog.get_by_role("alert")).to_contain_text("has no backend 'x'")
