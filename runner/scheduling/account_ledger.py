@@ -115,7 +115,8 @@ def settle(reservation: Reservation, usd: float, row: Row, now: float) -> None:
     money = money_of_day(row, now)
     if money["day"] == reservation.day:
         money["total"] += usd - reservation.usd
-        money["reserved"] = max(0.0, money["reserved"] - reservation.usd)
+        left = money["reserved"] - reservation.usd
+        money["reserved"] = left if left > _ROUNDING else 0.0  # and not what the rounding of sums has left
     else:
         money["total"] += max(0.0, usd - reservation.usd)
     money["at"] = now

@@ -318,6 +318,14 @@ def test_an_account_without_money_is_closed_until_midnight() -> None:
     assert book(pays(6.0, limit=20.0), row, 21 * DAY).delay == 0, "a higher limit holds at once"
 
 
+def test_nothing_is_reserved_after_the_last_call() -> None:
+    row: Row = {}
+    grants = [book(pays(0.1), row, 20 * DAY) for _ in range(3)]
+    for grant in grants:
+        settle(reserved(grant), 0.05, row, 20 * DAY + 1)
+    assert row["usd"]["reserved"] == 0, "no matter how sums are rounded"
+
+
 def test_money_reserved_for_calls_under_way_is_waited_for() -> None:
     row: Row = {}
     now = 20 * DAY
