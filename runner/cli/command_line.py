@@ -45,7 +45,7 @@ PARKED = 7
 ABORTED = 130
 
 EXIT_CODES: Mapping[int, str] = {
-    COMPLETED: "completed; the other commands: done",
+    COMPLETED: "success: the run is completed, or the command did its work",
     FAILED: "tasks failed, the turn of `continue` failed, or an answer no longer passes its check (`check --run`)",
     USAGE: "usage or bad input: a mistake in a plan, an unknown run or task, a missing backend, a run that another "
     "process owns, an answer that comes too late",

@@ -504,7 +504,7 @@ CHECK = (
         "--run",
         metavar="RUN",
         shell_complete=complete,
-        help="Play the commands that checked the answers of this stored run again, and say which no longer pass. PLAN "
+        help="Repeat the commands that checked the answers of this stored run, and print which no longer pass. PLAN "
         "is its plan file, if moved.",
     ),
     *_COMMON,

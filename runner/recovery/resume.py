@@ -118,7 +118,9 @@ async def find_newest_resumable(store: Store, *, retry_failed: bool) -> RunRecor
             refused = refused or record
     if refused is not None:  # `resume` prints the reason
         return refused
-    kinds = "queued, interrupted, parked, waiting" + (" or failed" if retry_failed else " for a person")
+    kinds = "queued, interrupted, parked" + (
+        ", waiting for a person or failed" if retry_failed else " or waiting for a person"
+    )
     hint = "" if retry_failed else " (--retry-failed includes failed runs)"
     raise InvalidRequest(f"nothing to resume: no run in the store is {kinds}{hint}; `plait runs` lists all runs")
 

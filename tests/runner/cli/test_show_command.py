@@ -68,7 +68,7 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "Exit codes: 0 completed; the other commands: done 1 tasks failed" in said
+    assert "Exit codes: 0 success: the run is completed, or the command did its work 1 tasks failed" in said
 
 
 def test_every_line_of_the_help_stands_for_the_command_of_that_name() -> None:
