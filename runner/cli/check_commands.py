@@ -124,9 +124,7 @@ def check(path: Path, inputs: Mapping[str, str], as_json: bool) -> int:
         dots = " -> ..." if len(shown) < len(facts["critical_path"]) else ""
         print_line(f"  longest path  {' -> '.join(shown)}{dots}")
     for name, lines in facts.get("rows", {}).items():
-        print_line(
-            f"  rows          {as_line(name)}: {lines:,} lines, read as the run goes; counted here are the first"
-        )
+        print_line(f"  rows          {as_line(name)}: {lines:,} lines, read during the run; counted here are the first")
     for name, call in facts["calls"].items():
         rounds, until = call["rounds"], as_line(call["until"] or "", _LONGEST_COMMAND)
         ends = f", {counted(rounds, 'round')} at most, until {until}" if rounds else ""

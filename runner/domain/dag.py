@@ -321,7 +321,7 @@ class DAG:
     @property
     def finals(self) -> list[Task]:
         """The tasks without dependents, except tasks that add tasks: the added tasks are the result. None of them is of
-        a row that is read as the run goes.
+        a row that is read during the run.
         """
         pairs = islice(zip(self.tasks, self.dependents, strict=True), self.rows_file.first if self.rows_file else None)
         return [task for task, after in pairs if not after and not task.adds_tasks]

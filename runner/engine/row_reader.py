@@ -1,4 +1,4 @@
-"""`RowReader`: the rows of a large file become tasks as the run goes, and leave memory once they are done.
+"""`RowReader`: the rows of a large file become tasks during the run, and leave memory once they are done.
 
 The next rows are added in the transaction of the outcome that made room for them. So the number of stored tasks says
 how far the file is read, and a later process goes on from there: no row is lost, and none is read twice.

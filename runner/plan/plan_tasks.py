@@ -92,7 +92,7 @@ class PlanTasks:
         # The fields of the elements, in order.
         self._fields: dict[str, dict[str, None]] = {}
         self._width, self._first, self._behind = 0, 0, list[str]()
-        """Of a file that is read as the run goes, what RowsFile says of the tasks."""
+        """Of a file that is read during the run, what RowsFile says of the tasks."""
         self.repaired: Sequence[TaskPart] = ()
         """The tasks of the file, with what each mistake probably means."""
         self.origins: list[tuple[int, bool]] = []
@@ -192,12 +192,12 @@ class PlanTasks:
         return [tasks[place] for place in places]
 
     def _can_be_read(self, parts: Sequence[TaskPart], over: str, families: Families) -> bool:
-        """Return whether the tasks of the input `over` can be made as the run goes, from a file that is not read as a
+        """Return whether the tasks of the input `over` can be made during the run, from a file that is not read as a
         whole.
         """
         problems = [*self._problems_of_rows(parts, over, families)]
         for path, message in problems:
-            self._complain(path, f"input {over!r} has so many rows that they are read as the run goes: {message}")
+            self._complain(path, f"input {over!r} has so many rows that they are read during the run: {message}")
         return not problems
 
     def _problems_of_rows(
@@ -492,7 +492,7 @@ class Families:
     """The tasks of the run generated from each task of the file.
 
     `parts` have unique ids and known dependencies; `items` holds the elements of each input named by a `for_each`.
-    `rows` are the tasks of rows that are read as the run goes: what depends on all rows names none of them.
+    `rows` are the tasks of rows that are read during the run: what depends on all rows names none of them.
     """
 
     def __init__(

@@ -351,7 +351,7 @@ async def test_what_is_behind_all_rows_is_never_taken_over_from_a_pilot(tmp_path
 
 
 def test_what_needs_all_rows_at_once_is_refused(tmp_path: Path) -> None:
-    said = "input 'people' has so many rows that they are read as the run goes: "
+    said = "input 'people' has so many rows that they are read during the run: "
     gathers = ONE + '  - {id: all, depends_on: [note], prompt: "all {{ note }}"}\n'
     assert refused(tmp_path, gathers) == [
         f"tasks[1].prompt: {said}the prompt names 'note', and would hold the results of all rows; let a "
@@ -526,7 +526,7 @@ def test_the_commands_show_the_last_tasks_and_export_all(tmp_path: Path, monkeyp
     backend = '{kind: function, call: "work.py:work"}'
     (tmp_path / "plan.yaml").write_text(PLAN.replace("{kind: openai, model: m}", backend) + ONE)
     checked = plait_here(tmp_path, "check", "plan.yaml")
-    assert "rows          people: 60 lines, read as the run goes" in checked.out
+    assert "rows          people: 60 lines, read during the run" in checked.out
     ran = plait_here(tmp_path, "run", "plan.yaml")
     assert (ran.code, ran.out) == (1, "")
     assert "58 of 60 tasks completed" in ran.err

@@ -142,7 +142,7 @@ def test_a_sign_in_is_for_one_life_of_the_server(tmp_path: Path, browser: Browse
             server.process.kill()
         expect(seen.page.locator(".link")).to_have_class("link lost")
         with ui(tmp_path, port=port) as again:
-            expect(seen.page.locator("main")).to_contain_text("The server was started anew")
+            expect(seen.page.locator("main")).to_contain_text("The server was restarted")
             opened(seen, again.page)
             expect(seen.page.locator(".c-run a")).to_have_text("reviews")
 
