@@ -214,10 +214,7 @@ async def _calls(
             prompt=prompts.rendered.get(positions[0]),
         )
         calls.append(_Calls(estimate, task, sent, seen))
-        if task.check is not None and task.check.judge is not None:
-            judge, answer_tokens = task.check.backend or name, call_costs.answer_tokens(name)
-            calls.append(_judged(calls[-1], judge, task.check.judge, answer_tokens))
-    return calls
+    return [each for one in calls for each in (one, *_judged(one, call_costs))]
 
 
 def _rows_in(file: RowsFile) -> int:
@@ -251,11 +248,13 @@ async def _estimated(calls: _Calls, config: RunOptions, call_costs: CallCosts) -
     )
 
 
-def _judged(calls: _Calls, judge: str, prompt: str, answer: int) -> _Calls:
-    """Return the calls of the judge of the answers of `calls`, which have `answer` tokens at most; 0 if that is
-    unknown. The judge may be shown all that was sent.
-    """
-    estimate = replace(calls.estimate, backend=judge, is_judge=True, prompt=None)
+def _judged(calls: _Calls, call_costs: CallCosts) -> Iterator[_Calls]:
+    """Yield the calls of the judge of the answers of `calls`, if there is one. It may be shown all that was sent."""
+    backend, check = calls.estimate.backend, calls.task.check
+    if check is None or (prompt := check.judge) is None:
+        return
+    answer = call_costs.answer_tokens(backend)  # 0 if unknown
+    estimate = replace(calls.estimate, backend=check.backend or backend, is_judge=True, prompt=None)
     sent = [
         _Sent(
             len(prompt) + TOKEN_CHARACTERS * ANSWER_TOKENS,
@@ -264,7 +263,7 @@ def _judged(calls: _Calls, judge: str, prompt: str, answer: int) -> _Calls:
         )
         for one in calls.sent
     ]
-    return _Calls(estimate, Task(estimate.task_id, prompt, output_schema=VERDICT), sent, calls.seen)
+    yield _Calls(estimate, Task(estimate.task_id, prompt, output_schema=VERDICT), sent, calls.seen)
 
 
 def _called(
@@ -293,9 +292,7 @@ def _called(
             earlier_calls=len(seen),
         )
         sent = _Sent(len(part.prompt), tokens_in(part.prompt), reads_answers=True)
-        yield (calls := _Calls(estimate, part, [sent], seen))
-        if part.check is not None and part.check.judge is not None:
-            yield _judged(calls, part.check.backend or name, part.check.judge, 0)
+        yield _Calls(estimate, part, [sent], seen)
 
 
 async def runs_taken_over(run: StoredRun) -> AsyncIterator[StoredRun]:
