@@ -193,7 +193,7 @@ class Waits:
         if self.status is RunStatus.INTERRUPTED:
             return self._owner_dead(self.retries.get(task_id))
         asker = self.asks_for_budget
-        if asker is not None and task_id not in self.retries:
+        if asker is not None and (self.status is RunStatus.WAITING_INPUT or task_id not in self.retries):
             return _named(WaitKind.BUDGET, "waits for a higher budget, asked for by", [asker])
         return _NO_PROCESS.get(self.status) or self._ready(task_id)
 

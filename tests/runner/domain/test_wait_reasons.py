@@ -66,6 +66,11 @@ def test_a_task_that_could_start_waits_for_the_budget_that_another_asks_for() ->
         found = reason("wp", "b", status, two, asks_for_budget="asks")
         assert (found.kind, found.tasks) == (WaitKind.BUDGET, ("asks",))
         assert found.text == "waits for a higher budget, asked for by asks"
+    retry: dict[str, Any] = {"asks_for_budget": "asks", "retries": {"b": NOW + 5}}
+    kinds = {
+        status: reason("wp", "b", status, two, **retry).kind for status in (RunStatus.RUNNING, RunStatus.WAITING_INPUT)
+    }
+    assert kinds == {RunStatus.RUNNING: WaitKind.RETRY, RunStatus.WAITING_INPUT: WaitKind.BUDGET}, "a resume needs both"
     assert reason("crpppp", "t0", asks_for_budget="b").kind is WaitKind.UPSTREAM
 
 
