@@ -5,9 +5,11 @@ The text for a person is never the whole body: servers that validate fields retu
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from plait.backends.json_fields import at, tables
@@ -176,6 +178,48 @@ def _parsed(raw: JsonValue) -> JsonValue:
         return {"message": raw}
 
 
+# Exceptions of the client libraries that the code of users calls: each has classes of its own, with an HTTP status.
+
+_PASSING = frozenset({ErrorKind.TRANSIENT, ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.NO_CREDIT})
+_LOST_CONNECTIONS = frozenset(
+    {"ConnectionError", "TimeoutError", "APIConnectionError", "TransportError", "ClientConnectionError"}
+)
+"""Names of the exceptions of Python, and the libraries of vendors, httpx and aiohttp, for a connection that failed."""
+
+
+def passing_failure(error: BaseException, now: float) -> tuple[ErrorKind, float | None] | None:
+    """Return the kind of a limit, an overload, or a failure of a server or a connection that `error`, or the cause of
+    `error`, reports, and the seconds to wait if stated; None for any other exception. `now` is the Unix time.
+    """
+    cause: Any = error
+    while cause is not None:
+        response: Any = getattr(cause, "response", None)
+        if status := _status_of(cause, response):
+            bodies: list[Any] = [getattr(cause, name, None) for name in ("body", "details")]
+            body: JsonValue = next((one for one in bodies if type(one) in {dict, list, str}), None)
+            words, detail = read_error(body)
+            detail = str(cause) if detail == NO_REASON else detail
+            headers: Any = getattr(cause, "headers", None) or getattr(response, "headers", None)
+            wait = retry_after(headers, now) if hasattr(headers, "get") else None
+            kind = kind_of(status, words, detail, has_wait=wait is not None)
+            wait = wait if wait is not None else announced_wait(body, now) or seconds_left(detail, now)
+            return (kind, wait) if kind in _PASSING else None
+        if any(base.__name__ in _LOST_CONNECTIONS for base in type(cause).__mro__):
+            return ErrorKind.TRANSIENT, None
+        cause = cause.__cause__
+    return None
+
+
+def _status_of(error: Any, response: Any) -> int:
+    """Return the HTTP status of an exception, or of the response that the exception holds; 0 if there is none."""
+    candidates = [getattr(error, name, None) for name in ("status_code", "status", "code")]
+    candidates += [
+        getattr(response, "status_code", None),
+        at(response, "ResponseMetadata", "HTTPStatusCode"),
+    ]  # botocore
+    return next((int(one) for one in candidates if isinstance(one, int) and 400 <= one < 600), 0)
+
+
 # Usage limits, and when they end, in messages of servers and agents, which are written for people.
 
 _UNIT = r"(?:ms|milliseconds?|w(?:eeks?)?|d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)(?![a-z])"
@@ -273,6 +317,22 @@ def announced_wait(body: JsonValue, now: float) -> float | None:
     if match := re.fullmatch(r"(\d{10})\d{3}", str(at(error, "metadata", "headers", "X-RateLimit-Reset"))):
         return max(0.0, float(match[1]) - now)
     return seconds_left(read_error(body)[1], now)
+
+
+def retry_after(headers: Mapping[str, str], now: float) -> float | None:
+    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None if unknown."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name) or "") * scale
+        except ValueError:
+            continue
+        return seconds if seconds >= 0 and math.isfinite(seconds) else None
+    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - rarely needed
+
+    try:
+        return max(0.0, parsedate_to_datetime(headers.get("retry-after") or "").timestamp() - now)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _short(unit: str) -> str:

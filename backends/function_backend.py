@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from copy import deepcopy
@@ -24,6 +25,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, ClassVar, TypeAlias, cast
 
 from plait.backends.backend_protocol import Backend, Conversation, ConversationRequest, Placeable, Reply
+from plait.backends.error_kinds import passing_failure
 from plait.backends.large_answers import in_thread, is_large, read_answer
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
 from plait.backends.running_turn import ask
@@ -50,8 +52,9 @@ class FunctionBackend(Placeable):
     Parameters that are named like a task, an input or `item` receive a copy of its value. The parameter `prompt`, else
     the first one if it receives no value, receives the prompt.
 
-    Raises BackendError: `unexpected` if the function raises, or returns what JSON cannot hold, `transient` for
-    ConnectionError and TimeoutError; a BackendError passes.
+    Raises BackendError: `unexpected` if the function raises, or returns what JSON cannot hold. An exception that
+    reports a limit, an overload or a failed connection, as those of the vendors' libraries do by their HTTP status, has
+    the kind of that failure; a BackendError passes.
 
     A plain function runs in a thread, which cannot be stopped: after a cancellation or timeout it runs to its end, and
     the result is dropped. Prefer `async def`.
@@ -136,10 +139,7 @@ class _FunctionConversation:
         except BackendError:
             raise
         except Exception as exc:  # whatever the user's function raises
-            failure = unexpected(exc)
-            if isinstance(exc, ConnectionError | TimeoutError):
-                failure.kind = ErrorKind.TRANSIENT
-            raise failure from exc
+            raise error_of_code(exc) from exc
         if self._request.output_schema is not None:
             return await self._checked(value)
         if isinstance(value, str):
@@ -156,10 +156,13 @@ class _FunctionConversation:
             raise invalid_output(mismatch) from None
 
 
-def unexpected(error: BaseException) -> BackendError:
-    """Return the error of a turn that `error` of the user's code has ended, with the place in that code."""
+def error_of_code(error: BaseException) -> BackendError:
+    """Return the error of a turn that `error` of the user's code has ended, with the place in that code: `unexpected`,
+    or the kind of the limit, the overload or the passing failure of a server that the code has met.
+    """
     text = ": ".join(filter(None, (type(error).__name__, one_line(without_secrets(str(error))))))
-    return BackendError(ErrorKind.UNEXPECTED, text + place_of(error), traceback=format_traceback(error))
+    kind, wait = passing_failure(error, time.time()) or (ErrorKind.UNEXPECTED, None)
+    return BackendError(kind, text + place_of(error), retry_after=wait, traceback=format_traceback(error))
 
 
 def format_traceback(error: BaseException) -> str:

@@ -33,7 +33,7 @@ from uuid import uuid4
 
 from plait.backends.backend_protocol import Conversation, ConversationRequest, Output, Reply
 from plait.backends.extras import require
-from plait.backends.function_backend import unexpected
+from plait.backends.function_backend import error_of_code
 from plait.backends.json_fields import at, count, counted, text
 from plait.backends.large_answers import read_answer
 from plait.backends.output_schema import Mismatch, Schema, invalid_output
@@ -176,7 +176,7 @@ class UnstoredThread:
             failure, cause = BackendError(ErrorKind.INVALID_REQUEST, text), exc
         except Exception as exc:  # of the graph's nodes
             await self._rest("failed", at_node=True)
-            failure, cause = unexpected(exc), exc
+            failure, cause = error_of_code(exc), exc
         failure.usage = _cost(self._values, self._earlier)
         raise failure from cause
 

@@ -35,7 +35,7 @@ import anyio.abc
 from anyio.to_thread import run_sync
 
 from plait.backends.backend_protocol import Backend, ConversationRequest, DetachedBackend, Files, Output, Reply
-from plait.backends.function_backend import unexpected
+from plait.backends.function_backend import error_of_code
 from plait.backends.hosts.host_connection import (
     LONGEST,
     Frame,
@@ -364,7 +364,7 @@ def _failure(error: BaseException) -> Frame:
         return _error_frame(error)
     if isinstance(error, BackendUnavailable):
         return _error_frame(BackendError(ErrorKind.UNAVAILABLE, str(error)))
-    failure = unexpected(error)
+    failure = error_of_code(error)
     if isinstance(error, asyncio.CancelledError):
         failure.message = f"the backend raised {error!r}, but plait had not cancelled the call"
     return _error_frame(failure)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import re
 import ssl
@@ -30,7 +29,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from plait.backends.backend_protocol import Allowance
-from plait.backends.error_kinds import announced_wait, kind_of, read_error
+from plait.backends.error_kinds import announced_wait, kind_of, read_error, retry_after
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from plait.json_form import JsonValue, value
 from plait.safe_text import check_base_url, clean_text, header_values, is_json, masked, one_line
@@ -72,7 +71,7 @@ class Endpoint:
         words, detail = read_error(body)
         if 300 <= status < 400:
             detail = "the server redirects; set base_url to the target of the redirect"
-        hint = _retry_after(headers)
+        hint = retry_after(headers, time.time())
         doubt = _doubt(url) if status == 404 and "model" not in detail.lower() else ""
         text = self.safe_text(f"{self.name} answered {status}: {detail}", doubt)
         wait = announced_wait(body, time.time()) if hint is None else hint
@@ -143,22 +142,6 @@ class Endpoint:
                 f"the proxy in {name} has to be like http://host:3128; NO_PROXY names servers to reach without it"
             )
         return proxy
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait, from `retry-after-ms` or `Retry-After` (seconds or an HTTP date); None if unknown."""
-    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            seconds = float(headers.get(name) or "") * scale
-        except ValueError:
-            continue
-        return seconds if seconds >= 0 and math.isfinite(seconds) else None
-    from email.utils import parsedate_to_datetime  # noqa: PLC0415 - rarely needed
-
-    try:
-        return max(0.0, parsedate_to_datetime(headers.get("retry-after") or "").timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _doubt(url: str) -> str:

@@ -302,8 +302,8 @@ class ErrorKind(StrEnum):
     command is missing. Retrying is useless until a person fixes the cause.
     """
     UNEXPECTED = "unexpected"
-    """An exception of a user's function, or an exception that the backend did not classify. A `ConnectionError` or
-    `TimeoutError` of a function is `transient`.
+    """An exception of a user's function, or an exception that the backend did not classify. One that reports a limit,
+    an overload or a failed connection has the kind of that failure.
     """
 
 

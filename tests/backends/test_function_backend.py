@@ -106,6 +106,69 @@ async def test_exceptions_become_unexpected_and_keep_their_cause() -> None:
     assert isinstance(caught.value.__cause__, LookupError)
 
 
+class StatusError(Exception):
+    """As the libraries of OpenAI and Anthropic raise it, unless `fields` say otherwise."""
+
+    def __init__(self, status: int = 0, body: object = None, words: str = "no", **fields: object) -> None:
+        super().__init__(words)
+        self.status_code, self.body = status, body
+        self.__dict__.update(fields)
+
+
+class APIConnectionError(Exception):
+    """As the vendors' libraries raise it."""
+
+
+class Headed:
+    """A response with a status and headers."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        self.status_code, self.headers = status, {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+BOTOCORE = {"Error": {"Code": "ThrottlingException"}, "ResponseMetadata": {"HTTPStatusCode": 400, "HTTPHeaders": {}}}
+GEMINI = {"error": {"code": 429, "message": "quota", "details": [{"retryDelay": "34s"}]}}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "wait"),
+    [
+        (StatusError(429, response=Headed(429, retry_after="7")), "rate_limited", 7.0),
+        (StatusError(429, words="Error code: 429 - Please try again in 20s."), "rate_limited", 20.0),
+        (StatusError(429, {"code": "insufficient_quota", "message": "pay"}), "no_credit", None),
+        (StatusError(503), "overloaded", None),
+        (StatusError(529, {"type": "error", "error": {"type": "overloaded_error"}}), "overloaded", None),
+        (StatusError(500), "transient", None),
+        (StatusError(response=Headed(429, retry_after_ms="250")), "rate_limited", 0.25),  # httpx
+        (StatusError(code=429, details=GEMINI), "rate_limited", 34.0),  # google-genai
+        (StatusError(status=429, headers={"retry-after": "3"}), "rate_limited", 3.0),  # aiohttp
+        (StatusError(words="(ThrottlingException): Too many tokens", response=BOTOCORE), "rate_limited", None),
+        (APIConnectionError("Connection error."), "transient", None),
+        (ConnectionResetError("reset"), "transient", None),
+        (TimeoutError(), "transient", None),
+        # A person has to act, so the traceback tells more than the kind.
+        (StatusError(400), "unexpected", None),
+        (StatusError(401), "unexpected", None),
+        (StatusError(404, {"message": "no such model"}), "unexpected", None),
+        (StatusError(status="429", code=7), "unexpected", None),
+    ],
+)
+async def test_exceptions_of_client_libraries_that_report_a_limit(
+    error: Exception, kind: str, wait: float | None
+) -> None:
+    async def asks(prompt: str) -> str:
+        raise error
+
+    async def asks_through_another_library(prompt: str) -> str:
+        raise RuntimeError("the model failed") from error
+
+    for function in (asks, asks_through_another_library):
+        with pytest.raises(BackendError, match=r"\(at test_function_backend\.py:\d+ in asks") as caught:
+            await say(function)
+        assert (caught.value.kind.value, caught.value.retry_after) == (kind, wait)
+        assert caught.value.traceback is not None
+
+
 async def test_exceptions_without_words() -> None:
     async def broken(prompt: str) -> str:
         raise MemoryError

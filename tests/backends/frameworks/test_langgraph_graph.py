@@ -21,6 +21,7 @@ from plait.backends.extras import install_command
 from plait.errors import BackendError, BackendUnavailable, ErrorKind
 from tests.contracts.backend import SCHEMA, BackendContract, Subject
 from tests.support.graphs import Work, chain, kept
+from tests.support.wire import ChatCompletions, serve
 
 
 class Mooded(MessagesState, total=False):
@@ -365,6 +366,32 @@ async def test_exceptions_of_nodes() -> None:
     with pytest.raises(BackendError, match="slow down") as caught:
         await say(LangGraphBackend(chain(refuse).compile()))
     assert caught.value.retry_after == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (429, "rate_limit_exceeded", ErrorKind.RATE_LIMITED),
+        (429, "insufficient_quota", ErrorKind.NO_CREDIT),
+        (503, "overloaded", ErrorKind.OVERLOADED),
+        (401, "invalid_api_key", ErrorKind.UNEXPECTED),
+    ],
+)
+async def test_a_limit_that_a_model_of_the_graph_meets(status: int, code: str, kind: ErrorKind) -> None:
+    openai = pytest.importorskip("openai")
+
+    async def asks(state: Any) -> Any:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "?"}])
+
+    async with serve(ChatCompletions().error(status, code, "no", retry_after="7")) as server:
+        with pytest.raises(BackendError) as caught:
+            await say(LangGraphBackend(chain(asks).compile()))
+    limited = kind is not ErrorKind.UNEXPECTED
+    assert (caught.value.kind, caught.value.retry_after) == (kind, 7.0 if limited else None)
+    with pytest.raises(BackendError) as caught:
+        await say(LangGraphBackend(chain(asks).compile()))
+    assert caught.value.kind is ErrorKind.TRANSIENT  # nobody listens
 
 
 async def test_a_graph_that_does_not_end() -> None:
