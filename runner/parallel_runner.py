@@ -53,7 +53,7 @@ class ParallelRunner:
       opened for each call, or with `async with runner:` for the block. With None nothing is stored, and nothing can be
       resumed.
     - `concurrency`: the number of tasks running at once. By default the sum of `limits`, and 8 for all backends without
-      a limit. "auto" finds the number for each backend without a limit, but for those that run programs. None: as many
+      a limit. "auto" finds the number for each backend without a limit, except those that run programs. None: as many
       as the hosts have slots on which the backends are placed, also hosts that join later.
     - `limits`: the number of tasks running at once on each backend, by its name.
     - `rates`: the requests and tokens per minute of each backend, by its name: a call waits before the server has to

@@ -35,7 +35,7 @@ class FakeCall:
 
 
 class FakeBackend(Backend):
-    """Stands in for any backend but that of commands: answers without a model, and notes each call.
+    """Stands in for any backend except that of commands: answers without a model, and notes each call.
 
     `answers` are by the id of the task; the id of a `for_each` task stands for its parts. An answer is text, a JSON
     value, an exception to raise, or a function of the prompt that returns one of them. `rule` is such a function for
