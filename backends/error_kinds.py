@@ -70,7 +70,8 @@ _OF_SOME_LIMITS = {0, 200, 400, 403, 500}
 """Statuses with which some servers report a limit, or an overload, and others an error that lasts. The message decides.
 """
 _THROTTLED = re.compile(
-    r"too many requests|throttl|quota exceeded|rate.?limit(?:ed|error| exceeded| reached)"
+    r"too many requests|throttling ?(?:exception|error)|\bthrottled\b|(?<!disk )quota exceeded"
+    r"|rate.?limit(?:ed|error| exceeded| reached)"
     r"|\bexceeded\b[^.]{0,60} rate.?limit",
     re.IGNORECASE,
 )

@@ -191,6 +191,7 @@ def test_no_credit_is_no_mistake_in_the_request_and_no_wrong_key(message: str) -
         ("litellm.RateLimitError: slow down", "rate_limited"),
         ("Rate limit exceeded", "rate_limited"),
         ("Quota exceeded for this key", "rate_limited"),
+        ("An error occurred (ThrottlingException) when calling the InvokeModel operation", "rate_limited"),
         ("You have exceeded a secondary rate limit.", "rate_limited"),
         ("Key limit exceeded (daily limit). Manage it using https://openrouter.ai/settings/keys", "rate_limited"),
         ("You've reached your weekly (7-day) usage limit. Your quota will reset later.", "rate_limited"),  # Kimi, 403
@@ -206,6 +207,8 @@ def test_a_limit_and_an_overload_are_known_by_the_message(message: str, kind: st
 def test_a_message_that_speaks_of_limits_only_is_an_error_that_lasts() -> None:
     assert kind_of(403, [], "Your plan has no access to higher rate limits.").value == "auth"
     assert kind_of(400, [], "Unknown parameter: 'rate_limit'").value == "invalid_request"
+    assert kind_of(500, [], "OSError: [Errno 122] Disk quota exceeded").value == "transient"
+    assert kind_of(0, [], "warning: thermal throttling").value == "transient"
 
 
 @pytest.mark.parametrize("message", ["Weekly limit reached", "quota reached, try again in 3 days"])
