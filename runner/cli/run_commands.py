@@ -444,8 +444,8 @@ def _summarize_estimate(estimate: RunEstimate) -> Iterator[str]:
         yield f"by earlier calls: the mean of those of run {estimate.like} of {(estimate.like_created_at or '')[:10]}"
     if estimate.assumed is not None:
         yield (
-            f"by assumption: {TOKEN_CHARACTERS} characters for a token, {ANSWER_TOKENS} tokens for an answer, no "
-            "retries, nothing from a provider's cache; a pilot (--limit 5) shows more"
+            f"by assumption: {TOKEN_CHARACTERS} characters for a token, {ANSWER_TOKENS} tokens for an answer, "
+            "or max_tokens if that is less, no retries, nothing from a provider's cache; a pilot (--limit 5) shows more"
         )
     if any(task.usage is None for task in estimate.tasks):
         yield "unknown: what agents and backends without a price use, until a run of the plan shows it"

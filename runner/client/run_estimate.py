@@ -33,7 +33,7 @@ from plait.usage import NO_USAGE, Usage
 TOKEN_CHARACTERS = 4
 """The number of characters that are assumed for a token."""
 ANSWER_TOKENS = 500
-"""The number of tokens that are assumed for an answer."""
+"""The number of tokens that are assumed for an answer, if its backend allows as many."""
 
 
 @view
@@ -231,7 +231,8 @@ async def _estimated(calls: _Calls, config: RunOptions, call_costs: CallCosts) -
     if estimate.is_judge and calls.seen:
         usage: Usage | None = NO_USAGE  # a part of the task's
     else:
-        usage = _mean(calls.seen, number) or _assumed(task, backend, characters, number)
+        answer = min(ANSWER_TOKENS, billing_of(backend).max_output_tokens or ANSWER_TOKENS)
+        usage = _mean(calls.seen, number) or _assumed(task, backend, characters, number * answer)
     if usage is not None and usage.cost_is_unknown:
         billing = billing_of(backend)
         if prices.needs_list(usage, billing):
@@ -346,14 +347,14 @@ def _mean(usages: Sequence[Usage], calls: int) -> Usage | None:
     return replace(total, cost_usd=cost, **tokens)
 
 
-def _assumed(task: Task, backend: Backend, characters: int, calls: int) -> Usage | None:
+def _assumed(task: Task, backend: Backend, characters: int, output_tokens: int) -> Usage | None:
     """Return the assumed usage of calls with this number of characters in all; None if nothing can be assumed."""
     if isinstance(backend, FunctionBackend | CommandBackend | PersonBackend):
         return NO_USAGE
     billing = billing_of(backend)
     if billing == UNBILLED or billing.sums_requests:
         return None
-    return Usage(ceil(characters / TOKEN_CHARACTERS), calls * ANSWER_TOKENS, model=task.model or billing.model)
+    return Usage(ceil(characters / TOKEN_CHARACTERS), output_tokens, model=task.model or billing.model)
 
 
 class _Prompts:

@@ -55,6 +55,19 @@ async def test_without_a_run_the_calls_are_priced_by_an_assumption_that_is_named
     assert not (tmp_path / ".plait").exists()
 
 
+async def test_no_more_is_assumed_of_an_answer_than_its_backend_allows(tmp_path: Path) -> None:
+    plan = """
+budget: 1
+backends: {api: {kind: openai, model: m, api_key_env: NO_KEY, max_tokens: 100}}
+prices: {m: {input: 10, output: 100}}
+tasks: [{id: a, prompt: Is it fine?, repeat: 2}]
+"""
+    (tmp_path / "plan.yaml").write_text(plan)
+    out = (await command(tmp_path, "run", "plan.yaml", "--dry-run")).out
+    assert rows(out)["a.1"] == ["1", "api", "3+100", "$0.0100", "assumption"]
+    assert "about 2 calls, 6+200 tokens, $0.0201\nat most $0.0" in out, "the estimate is below the most"
+
+
 async def test_neither_a_key_nor_a_program_is_needed(tmp_path: Path) -> None:
     plan = """
 backends:
