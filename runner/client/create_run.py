@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -387,7 +387,7 @@ def _fork_of_one(
     task = replace(task, adds_tasks=False, for_each=None)
     names = _read_by(run, task)
     absent = _absent(run, task_id, names)
-    recorded = [_as_recorded(run, name, names, task.backend, has_result=name not in absent) for name in names]
+    recorded = [_as_recorded(run, name, {*names}, task.backend, has_result=name not in absent) for name in names]
     task = replace(task, depends_on=tuple(each.id for each in recorded if each.id != task.continues))
     task = replace(task, join="all", race=False)  # what it started without is absent here, too
     reuse = ReuseFrom(run.record.run_id, (task_id,), roots=(task_id,), only=task_id)
@@ -429,11 +429,11 @@ def _read_by(run: StoredRun, task: Task) -> list[str]:
     dag, names = run.state.dag, named(task)
     if "results" in names:
         names |= set(task.upstream)
-    readers = {name for name in names if name in dag}
     before = task.continues
     while before is not None:
-        readers.add(before)
+        names |= {before, *named(_place_of(dag[before]))}
         before = dag[before].continues
+    readers = {name for name in names if name in dag}
     return sorted(readers, key=dag.position)
 
 
@@ -461,7 +461,7 @@ def _absent(run: StoredRun, task_id: str, names: Collection[str]) -> set[str]:
     return absent
 
 
-def _as_recorded(run: StoredRun, name: str, names: Collection[str], backend: str | None, *, has_result: bool) -> Task:
+def _as_recorded(run: StoredRun, name: str, names: Set[str], backend: str | None, *, has_result: bool) -> Task:
     """Return the task as a mere holder of its recorded result, in a conversation of tasks in `names`; without a result
     it is skipped. That of a command or a called plan names the `backend` that is needed anyway.
     """
@@ -470,4 +470,19 @@ def _as_recorded(run: StoredRun, name: str, names: Collection[str], backend: str
         backend = run.state.dag.backend_of(task)
     schema, when = (task.output_schema, None) if has_result else (None, "false")
     continues = task.continues if task.continues in names else None
-    return Task(name, RECORDED, (), backend, continues=continues, output_schema=schema, when=when)
+    holder = Task(name, RECORDED, (), backend, continues=continues, output_schema=schema, when=when)
+    place = _place_of(task)
+    upstream = [other for other in named(place) if other in run.state.dag]
+    if task.cwd is None or task.run or not names >= {*upstream}:
+        return holder
+    # The tried task works where the one does whose conversation it continues.
+    return replace(
+        holder, depends_on=upstream, cwd=place.cwd, item=place.item, inputs=place.inputs, aliases=place.aliases
+    )
+
+
+def _place_of(task: Task) -> Task:
+    """Return the task as far as it determines its folder."""
+    place = Task(task.id, RECORDED, cwd=task.cwd, item=task.item, inputs=task.inputs)
+    names = names_of(place).names
+    return replace(place, aliases={name: ids for name, ids in task.aliases.items() if name in names})

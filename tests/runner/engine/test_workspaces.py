@@ -87,6 +87,24 @@ async def test_an_agent_works_there_and_so_does_its_check_and_what_continues_it(
     assert [call["colour"] for call in home.calls] == ["red", None]
 
 
+async def test_a_tried_task_works_where_the_one_does_that_it_continues(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make_home(folder / "home", monkeypatch)
+    say = Task("say", run=["printf", "a"])
+    first = Task("first", "one", ["say"], item="repos", cwd="{{ item }}/{{ say.stdout }}", backend="coder")
+    then = Task("then", "two", continues="first", backend="coder")
+    coder = replace(home.claude(), cwd=folder)
+    async with SQLiteStore(folder / "runs.db") as store:
+        runner = ParallelRunner(backends={"command": CommandBackend(cwd=folder), "coder": coder}, store=store)
+        await runner.run(DAG([say, first, then]), "first")
+        fork = await runner.runs.fork("first", "then", only=True)
+        async with runner.runs.start_fork(fork) as run:
+            pass
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert [call["cwd"] for call in home.calls] == [f"{folder}/repos/a"] * 3
+
+
 async def test_a_file_that_a_check_names_lies_where_the_task_works(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
