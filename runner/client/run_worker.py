@@ -1,9 +1,9 @@
 """A worker of a fleet: takes the runs of a store that no process executes, and executes them; and a process of its own
 for one queued run.
 
-A run of which everything waits for a time is parked, and taken again then. The store is the only thing that workers
-share. A worker reads `Store.list_claimable` every POLL_S seconds and resumes
-what it finds, as `plait resume` does. The claim decides a race: the loser reads RunOwned and takes another run.
+A run that only waits for a time is parked, and taken again then. The store is the only thing that workers share. A
+worker reads `Store.list_claimable` every POLL_S seconds and resumes the runs in it, as `plait resume` does. The claim
+decides a race: the loser reads RunOwned and takes another run.
 """
 
 from __future__ import annotations

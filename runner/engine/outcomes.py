@@ -193,17 +193,16 @@ class OutcomeHandler:
     def _correct_or_fail(
         self, attempt: Attempt, failure: BackendError, duration: float, tries: int
     ) -> events.TaskEvent:
-        """Go on in the conversation of a refused answer with the reason; fail the task after `tries` answers."""
+        """Continue the conversation of a refused answer with the reason; fail the task after `tries` answers."""
         self._state.count_failure(attempt.position, failure.kind)
         if self._state.refusals(attempt.position) + 1 >= tries or attempt.task.at_most_once:
             return self._fail(attempt, failure, duration)
-        earlier, refused = (
-            _earlier_messages(attempt),
-            () if attempt.continuation is None else attempt.continuation.refused,
-        )
-        correction = correction_prompt(failure.message)
+        refused = () if attempt.continuation is None else attempt.continuation.refused
         continuation = Continuation(
-            attempt.session_id, earlier, correction=correction, refused=(*refused, *failure.messages)
+            attempt.session_id,
+            _earlier_messages(attempt),
+            correction=correction_prompt(failure.message),
+            refused=(*refused, *failure.messages),
         )
         return self._retry(attempt, failure, duration, 0.0, continuation)
 

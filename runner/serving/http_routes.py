@@ -1,5 +1,5 @@
-"""The routes, each a method of `Runs` over HTTP: what requests hold, the event streams, the one
-shape of all errors. What an answer holds beside the views is here, too; all is published in /openapi.json.
+"""The routes, each a method of `Runs` over HTTP: the shapes of requests, the event streams, the one shape of all
+errors, and what answers have beside the views. All of it is published in /openapi.json.
 
 At the end stands the web page: its files, served as they are; and the routes that only it uses and that may change with
 it: sign-in, the live view, the graph, the rows as a file, the question of a signed link.
