@@ -182,7 +182,7 @@ def test_a_person_answers_in_a_browser_that_never_signed_in(asked: Asked, browse
         expect(seen.page.get_by_role("alert")).to_contain_text("give a value")
         seen.page.get_by_label("Oslo").check()
         seen.page.get_by_role("button", name="Answer").click()
-        expect(seen.page.get_by_role("status")).to_have_text(re.compile("is answered.*once it is resumed"))
+        expect(seen.page.get_by_role("status")).to_have_text(re.compile("is answered.*resume it to continue"))
         seen.page.reload()
         expect(seen.page.get_by_role("status")).to_have_text(OVER)
         asked.resume()
