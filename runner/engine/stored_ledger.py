@@ -94,6 +94,8 @@ class StoredLedger:
         grant = await self._change(partial(self._book, demand, None), learned) or _alone(demand)
         in_time = False
         try:
+            if grant.delay > 0 and not grant.closed:
+                on_closed(self._clock.wall() + grant.delay, "")
             while grant.delay > LONGEST_HOLD_S:
                 if grant.closed:
                     on_closed(self._clock.wall() + grant.delay, grant.closed)

@@ -207,8 +207,9 @@ class Ledger(Protocol):
     ) -> None:
         """Wait for a grant that lets one of `calls` calls begin, the first of `size`, and add it to `limiter`. Calls of
         a higher `priority` come first, whatever process makes them. While the account is closed, call `on_closed` with
-        the Unix time of the end, and why, and with PROBE before a probe. Never fails: without its store a process keeps
-        the rate limits alone, and spends nothing under a limit of money.
+        the Unix time of the end, and why, with PROBE before a probe, and with no reason where the grant only has to be
+        waited for. Never fails: without its store a process keeps the rate limits alone, and spends nothing under a
+        limit of money.
         """
         ...
 
@@ -390,6 +391,8 @@ class RateGate:
         """Why: see `Grant.closed`."""
         self._asks = False
         """Whether the timer is not one of time: the ledger is asked."""
+        self._has_to_wait = False
+        """Whether the ledger has answered that the next call has to wait."""
         self._timed: object = None
         """The run that the timer is for."""
         self._cancel: Callable[[], object] | None = None
@@ -438,8 +441,8 @@ class RateGate:
         return self.closed_until if self.closed_for == USD_PER_DAY else None
 
     def makes_wait(self, run: object) -> bool:
-        """Return whether `run` waits in the line."""
-        return run in self._queue
+        """Return whether `run` waits for the limits, and not only for the ledger's answer."""
+        return run in self._queue and (self._has_to_wait or not self._asks or self.ledger is None)
 
     def join(
         self, run: object, size: CallSize, take: Callable[[], None], timer: Timer, calls: int = 1, priority: int = 0
@@ -465,6 +468,7 @@ class RateGate:
         if self._cancel is not None:
             self._cancel()
         self._timed = self._cancel = self.closed_until = None
+        self._has_to_wait = False
         while self._cancel is None and self._queue:
             first, (size, _, _, timer, priority) = next(iter(self._queue.items()))
             wait: float | Callable[[], Awaitable[None]] = self.limiter.wait(size, self._now())
@@ -484,11 +488,15 @@ class RateGate:
             self._start()
 
     def _closed(self, until: float, why: str) -> None:
-        """Let the waiting runs know that they wait until this Unix time: they may park. A probe goes first then."""
+        """Let the waiting runs know that they wait, if the account is closed until this Unix time: they may park. A
+        probe goes first then.
+        """
         self.is_held = self.is_held or why in {CLOSED, PROBE}
         if why == PROBE:
             return
-        self.closed_until, self.closed_for = until, why
+        self._has_to_wait = True
+        if why:
+            self.closed_until, self.closed_for = until, why
         for _, _, take, *_ in tuple(self._queue.values()):
             take()
 

@@ -19,6 +19,7 @@ from plait.backends.models.model_api import ReplayConversation
 from plait.backends.prices import Billing, Price
 from plait.clock_and_ids import Clock, parse_time
 from plait.errors import BackendError, ErrorKind, InvalidRequest, StoreError
+from plait.events import OWN_LIMITS, BackendThrottled
 from plait.persistence import MemoryStore
 from plait.persistence.tables import Reading
 from plait.runner.engine.stored_ledger import StoredLedger, change, list_accounts
@@ -70,7 +71,7 @@ async def answer(prompt: str) -> str:
 
 
 def never(until: float, why: str) -> None:
-    raise AssertionError(f"{why} until {until}")
+    assert not why, f"{why} until {until}"
 
 
 def count(row: Row, now: float) -> float:
@@ -462,3 +463,17 @@ async def test_nothing_is_asked_without_a_limit_or_without_an_account(tmp_path: 
         assert store.asked == 0
     runner = ParallelRunner(backends={"api": Asked()}, rates={"api": RateLimits(6_000)}, store=MemoryStore())
     assert (await runner.run(DAG([Task("t", "p")]))).tasks["t"].status is TaskStatus.COMPLETED
+
+
+@pytest.mark.parametrize(("per_minute", "causes"), [(6_000, []), (60, [OWN_LIMITS])])
+async def test_a_run_says_that_a_limit_is_reached_only_if_it_has_to_wait(
+    tmp_path: Path, per_minute: float, causes: list[str]
+) -> None:
+    """To ask the store, which takes a moment, is no wait."""
+    rates = {"api": RateLimits(per_minute)}
+    async with SQLiteStore(tmp_path / "runs.db") as store:
+        runner = ParallelRunner(backends={"api": Asked()}, rates=rates, store=store)
+        async with runner.start(DAG([Task("a", "p"), Task("b", "p"), Task("c", "p")])) as run:
+            events = [event async for event in run.events() if isinstance(event, BackendThrottled)]
+        assert (await run.result()).status is RunStatus.COMPLETED
+    assert [event.cause for event in events] == causes
