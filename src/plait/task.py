@@ -685,7 +685,8 @@ def _read_options(options: dict[str, Any]) -> dict[str, Any]:
         tasks = [
             Task(**_read_options({**one, "depends_on": tuple(one["depends_on"])})) for one in options["call"]["tasks"]
         ]
-        options["call"] = Call(**{**options["call"], "tasks": tasks})
+        call: dict[str, Any] = {**options["call"], "tasks": tasks}
+        options["call"] = Call(**call)
     if isinstance(options.get("vote"), dict):
         options["vote"] = Best(**options["vote"])
     if "files" in options:
