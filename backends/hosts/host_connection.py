@@ -406,10 +406,14 @@ async def _frames(channel: Channel) -> AsyncGenerator[Frame]:
 
 
 async def open_process(command: Sequence[str]) -> Channel:
-    """Start a command of this machine, such as ssh. Raise HostUnreachable if it cannot be started."""
+    """Start a command of this machine, such as ssh. Raise HostUnreachable if it cannot be started. A cancellation waits
+    for the start: asyncio would leave the pipes of a process half started open, and nobody would wait for its end.
+    """
+    process: anyio.abc.Process | None = None
     read, write = os.pipe()
     try:
-        process = await anyio.open_process(command, stderr=write, start_new_session=True)
+        with anyio.CancelScope(shield=True):
+            process = await anyio.open_process(command, stderr=write, start_new_session=True)
     except BaseException as error:
         os.close(read)
         if isinstance(error, OSError):
@@ -417,6 +421,7 @@ async def open_process(command: Sequence[str]) -> Channel:
         raise
     finally:
         os.close(write)
+    assert process is not None
     return _ProcessChannel(process, read, command[0])
 
 

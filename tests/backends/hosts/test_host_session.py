@@ -157,6 +157,23 @@ async def test_a_host_that_does_not_answer_a_probe_is_away(monkeypatch: pytest.M
     assert (await ReachableHost("m1", 1, open_silent).probe()).problem == "away: no answer within 0.05 s"
 
 
+@pytest.mark.parametrize("steps", range(1, 7))
+async def test_a_cancellation_waits_for_a_process_that_starts(steps: int) -> None:
+    channels: list[Channel] = []
+
+    async def start() -> None:
+        channels.append(await open_process(("cat",)))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(start)
+        for _ in range(steps):
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    [channel] = channels
+    await channel.close()
+    assert channel.code == 0
+
+
 async def test_the_last_words_of_a_process_are_shown_whatever_their_bytes() -> None:
     channel = await open_process(("sh", "-c", "printf 'first\\n\\377last\\n' >&2"))
     with pytest.raises(anyio.EndOfStream):
