@@ -192,8 +192,8 @@ def passing_failure(error: BaseException, now: float) -> tuple[ErrorKind, float 
     """Return the kind of a limit, an overload, or a failure of a server or a connection that `error`, or the cause of
     `error`, reports, and the seconds to wait if stated; None for any other exception. `now` is the Unix time.
     """
-    cause: Any = error
-    while cause is not None:
+    causes: tuple[Any, Any] = error, error.__cause__
+    for cause in causes:
         response: Any = getattr(cause, "response", None)
         if status := _status_of(cause, response):
             bodies: list[Any] = [getattr(cause, name, None) for name in ("body", "details")]
@@ -207,7 +207,6 @@ def passing_failure(error: BaseException, now: float) -> tuple[ErrorKind, float 
             return (kind, wait) if kind in _PASSING else None
         if any(base.__name__ in _LOST_CONNECTIONS for base in type(cause).__mro__):
             return ErrorKind.TRANSIENT, None
-        cause = cause.__cause__
     return None
 
 

@@ -169,6 +169,17 @@ async def test_exceptions_of_client_libraries_that_report_a_limit(
         assert caught.value.traceback is not None
 
 
+async def test_an_exception_that_is_its_own_cause() -> None:
+    async def asks(prompt: str) -> str:
+        try:
+            raise ValueError("no luck")
+        except ValueError as error:
+            raise error from error
+
+    with anyio.fail_after(10), pytest.raises(BackendError, match="unexpected: ValueError: no luck"):
+        await say(asks)
+
+
 async def test_exceptions_without_words() -> None:
     async def broken(prompt: str) -> str:
         raise MemoryError
