@@ -1,6 +1,6 @@
 """What makes two answers the same, and what changed where they differ.
 
-Two tasks of two runs of a plan are compared part by part: `describe_change`. An answer for any plan has a key, the
+Two tasks of two runs of a plan are compared part by part: `have_same_answer`. An answer for any plan has a key, the
 digest of the same parts without the task's place in a plan: `AnswerKeys.key`. Both hold the prompt as rendered, so a
 task behind an upstream task that ran again and gave the same text keeps the answer.
 """
@@ -8,47 +8,28 @@ task behind an upstream task that ran again and gave the same text keeps the ans
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from itertools import zip_longest
-from operator import attrgetter
-from typing import cast
+from typing import Any, cast
 
-from plait.json_form import JsonValue, to_json
+from plait.json_form import JsonInput, JsonValue, to_json
 from plait.runner.domain.dag import group_of
-from plait.runner.domain.prompt_values import named, names_of
+from plait.runner.domain.prompt_values import TaskTexts, named, names_of
 from plait.runner.domain.task_checks import is_row_of_texts
 from plait.runner.state.run_state import RunState
 from plait.safe_text import clean_text
 from plait.statuses import TaskStatus
 from plait.task import MODEL_SETTINGS, OWN_OPTIONS, Task, TaskFile
 
-_TEXTS = {"run": "command", "codes": "command", "check": "check", "cwd": "folder", "env": "environment"}
-"""The templates of a task beside the prompt, and what holds them, in words."""
-
-
-def _files(task: Task) -> list[list[str]]:
-    return [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)]
-
-
-def _model(task: Task) -> list[object]:
-    return [] if task.options is OWN_OPTIONS else [getattr(task, name) for name in MODEL_SETTINGS]
-
-
-_SETTINGS: Mapping[str, Callable[[Task], object]] = {
-    "output schema": attrgetter("output_schema"),
-    "metadata": attrgetter("metadata"),
-    "model, system prompt or temperature": _model,
-    "files": _files,
+_FIELDS = {
+    "when": "condition",
+    "output_schema": "output schema",
+    "metadata": "metadata",
+    "options": "model, system prompt or temperature",
+    "continues": "continued conversation",
+    "cwd": "folder",
+    "env": "environment",
 }
-"""The settings of a task that determine an answer, beside the prompt and the backend, by their words."""
-_NO_SETTINGS: list[object] = []
-
-
-def settings_of(task: Task) -> list[object]:
-    """Return the settings of the task that determine an answer; nothing if it has none."""
-    settings = [setting(task) for setting in _SETTINGS.values()]
-    return settings if settings[0] is not None or any(settings) else _NO_SETTINGS
 
 
 class AnswerKeys:
@@ -63,10 +44,10 @@ class AnswerKeys:
     ) -> None:
         self.state = state
         self.backend_keys = backend_keys
-        self.changes: dict[tuple[int, int], str | None] = {}
-        """What `describe_change` returned so far, by the positions in both runs."""
-        self.same: set[tuple[int, int]] = set()
-        """The positions in both runs for which `have_same_answer` returned True so far."""
+        self.changes: dict[int, str | None] = {}
+        """What `describe_change` returned so far, by position."""
+        self.same: dict[tuple[int, int], bool] = {}
+        """What `have_same_answer` returned so far for conversations, by the positions in both runs."""
         self._by_position: dict[int, str | None] = {}
         self._identities: dict[Hashable, list[int]] = {}
         self._excluded = state.answers if excluded is None else excluded
@@ -144,63 +125,33 @@ def have_same_answer(before: AnswerKeys, earlier: int, after: AnswerKeys, later:
     """Return whether a task of an earlier run and the same task of another run, all of whose dependencies are done, may
     share an answer: everything that determines it is the same.
     """
-    pair: tuple[int, int] | None = (earlier, later)
-    checked: list[tuple[int, int]] = []
-    while pair is not None and pair not in after.same:  # a conversation may be long, so no recursion
-        if not (before.is_shareable(pair[0]) and after.is_shareable(pair[1])):
-            return False
-        checked.append(pair)
-        pair = _both_continue(before, after, *pair)
-    is_same = describe_change(before, earlier, after, later) is None
-    after.same.update(checked if is_same else ())
-    return is_same
-
-
-def describe_change(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> str | None:
-    """Return in a few words what changed from the task at `earlier` in one run to the task at `later` in another. None
-    if everything that determines the answer is as before.
-    """
-    pairs = [(earlier, later)]
-    while (pair := _both_continue(before, after, *pairs[-1])) is not None and pair not in after.changes:
+    pairs = [(earlier, later)] if after.state.dag.tasks[later].continues is not None else []
+    while pairs and (pair := _both_continue(before, after, *pairs[-1])) is not None and pair not in after.same:
         pairs.append(pair)  # a conversation may be long, so no recursion
-    for old, new in reversed(pairs):
-        after.changes[old, new] = next(_changes(before, old, after, new), None)
-    return after.changes[earlier, later]
+    for old, new in pairs[:0:-1]:
+        is_same = have_same_identity(before.state, old, after.state, new) and _is_same(before, old, after, new)
+        after.same[old, new] = is_same
+    return _is_same(before, earlier, after, later)
 
 
 def _both_continue(before: AnswerKeys, after: AnswerKeys, earlier: int, later: int) -> tuple[int, int] | None:
-    """Return the positions of the tasks whose conversations both tasks continue; None if one of them continues none."""
-    old, new = before.state.dag.tasks[earlier].continues, after.state.dag.tasks[later].continues
-    return None if old is None or new is None else (before.state.dag.position(old), after.state.dag.position(new))
+    """Return the completed tasks whose conversations both tasks continue; None if one of them continues none."""
+    if (old := before.continued(earlier)) is None or (new := after.continued(later)) is None:
+        return None
+    return old, new
 
 
-def _changes(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> Iterator[str]:
+def _is_same(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    if not (before.is_shareable(earlier) and after.is_shareable(later)):
+        return False
     old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
-    if (change := _text_change(before.state, old, after.state, new)) is not None:
-        yield change
-    if old.when != new.when:
-        yield "condition changed"
-    if old is not new and settings_of(old) is not settings_of(new):
-        for word, setting in _SETTINGS.items():
-            if not _is_equal(setting(old), setting(new)):
-                yield f"{word} changed"
-    if not _same_backends(before, earlier, after, later):
-        name = after.state.dag.backend_of(new)
-        yield f"backend{f' {name}' if name else ''} changed"
-    pair = _both_continue(before, after, earlier, later)
-    if pair is None:
-        if old.continues != new.continues:
-            yield "continued conversation changed"
-    elif after.changes[pair] is not None or _text_of(before, pair[0]) != _text_of(after, pair[1]):
-        yield f"upstream {new.continues} changed"
-    elif not have_same_identity(before.state, pair[0], after.state, pair[1]):
-        yield "continued conversation changed"
-
-
-def _text_of(keys: AnswerKeys, position: int) -> str | None:
-    """Return the answer of a completed task; None for any other."""
-    is_completed = keys.state.statuses[position] is TaskStatus.COMPLETED
-    return keys.state.results[position].text if is_completed else None
+    if old is not new and not (_same_condition(old, new) and _is_equal(settings_of(old), settings_of(new))):
+        return False
+    return (
+        _same_backends(before, earlier, after, later)
+        and _same_conversation(before, earlier, after, later)
+        and _same_prompt(before.state, old, after.state, new)
+    )
 
 
 def have_same_identity(before: RunState, earlier: int, after: RunState, later: int) -> bool:
@@ -213,6 +164,10 @@ def have_same_identity(before: RunState, earlier: int, after: RunState, later: i
         if are_of_plans and _is_equal(old.item, new.item):
             return True
     return task_identity(before, earlier) == task_identity(after, later)
+
+
+def _same_condition(old: Task, new: Task) -> bool:
+    return old.when == new.when
 
 
 def _same_backends(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
@@ -237,38 +192,33 @@ def _judge_of(task: Task) -> str | None:
     return None if task.check is None else task.check.backend
 
 
-def _text_change(before: RunState, old: Task, after: RunState, new: Task) -> str | None:
-    """Return what changed in the texts of the task; None if prompt, arguments and check are the same as rendered. They
-    are not rendered if they are the same as written, with nothing in them but the item and inputs of equal values.
+def _same_conversation(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> bool:
+    old, new = before.continued(earlier), after.continued(later)
+    if old is None or new is None:
+        return old is new
+    return after.same[old, new] and before.state.results[old].text == after.state.results[new].text
+
+
+def _same_prompt(before: RunState, old: Task, after: RunState, new: Task) -> bool:
+    """Return whether prompt, arguments and check are the same as rendered. They are not rendered if they are the same
+    as written, with nothing in them but the item and inputs of equal values.
     """
-    if old.prompt == new.prompt and _has_prompt_alone(old) and _has_prompt_alone(new):
-        was, now, names = before.dag.inputs, after.dag.inputs, names_of(new).names - _ITEM
-        is_same_item = old is new or _is_equal(old.item, new.item)
-        if is_same_item and all(name in was and name in now and _is_equal(was[name], now[name]) for name in names):
-            return None
-    texts, new_texts = before.texts(old), after.texts(new)
-    unnamed = None
-    with suppress(Exception):  # reported by the attempt
-        if new.call is None:  # a call sends nothing itself
-            rendered, new_rendered = (
-                [clean_text(one.prompt()), one.argument_values(), one.check_key()] for one in (texts, new_texts)
-            )
-            if _is_equal(rendered, new_rendered):
-                return None
-            unnamed = "prompt or check changed"
-    if old.prompt != new.prompt:
-        return f"prompt changed: line {first_changed_line(old.prompt, new.prompt)}"
-    for name, word in _TEXTS.items():
-        if getattr(old, name) != getattr(new, name):
-            return f"{word} changed"
-    values, new_values = texts.values(), new_texts.values()
-    for one in (values, new_values):  # each task under `results` stands by its own name
-        results = one.pop("results", None)
-        one.update(results if isinstance(results, Mapping) else {})
-    for name, value in new_values.items():
-        if name not in values or values[name] != value:
-            return f"{'input' if name == 'inputs' or name in after.dag.inputs else 'upstream'} {name} changed"
-    return unnamed
+    try:
+        is_written_alike = old is new or (
+            old.prompt == new.prompt and _is_equal(old.item, new.item) and _has_prompt_alone(old)
+        )
+        if is_written_alike and _has_prompt_alone(new):
+            was, now, names = before.dag.inputs, after.dag.inputs, names_of(new).names - _ITEM
+            if not names or all(name in was and name in now and _is_equal(was[name], now[name]) for name in names):
+                return True
+        texts, new_texts = before.texts(old), after.texts(new)
+        if clean_text(texts.prompt()) != clean_text(new_texts.prompt()):
+            return False
+        if not _is_equal(texts.argument_values(), new_texts.argument_values()):
+            return False
+        return _is_equal(texts.check_key(), new_texts.check_key())
+    except Exception:  # reported by the attempt
+        return False
 
 
 _ITEM = frozenset({"item"})
@@ -292,6 +242,21 @@ def _is_equal(one: object, other: object) -> bool:
     return repr(one) == repr(other)
 
 
+_NO_SETTINGS: list[Any] = []
+
+
+def settings_of(task: Task) -> list[Any]:
+    """Return the settings of the task that determine an answer, beside the prompt and the backend."""
+    model = [] if task.options is OWN_OPTIONS else [getattr(task, name) for name in MODEL_SETTINGS]
+    if task.output_schema is None and not (task.metadata or model or task.files):
+        return _NO_SETTINGS
+    return [task.output_schema, task.metadata, model, _files(task)]
+
+
+def _files(task: Task) -> list[list[str]]:
+    return [[file.name, file.sha256] for file in task.files if isinstance(file, TaskFile)]
+
+
 def task_identity(state: RunState, position: int) -> Hashable:
     """Return the id of the task; for a part of a `for_each` the id of the whole and the element, never the number. For
     a task of a called plan, the identity of the calling task and the rest of the id, if that is such a part.
@@ -310,6 +275,59 @@ def task_identity(state: RunState, position: int) -> Hashable:
 def _element(task: Task) -> Hashable:
     """Return the element of a part, a row of texts without the detour of its JSON."""
     return tuple(task.item.items()) if is_row_of_texts(task.item) else to_json(task.item)
+
+
+def describe_change(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> str | None:
+    """Return in a few words what changed from the task at `earlier` in one run to the task at `later` in another. None
+    if everything that determines the answer is as before.
+    """
+    pairs = [(earlier, later)]
+    while (pair := _continued_by_both(before, after, *pairs[-1])) is not None and pair[1] not in after.changes:
+        pairs.append(pair)  # a conversation may be long, so no recursion
+    for old, new in reversed(pairs):
+        after.changes[new] = next(_changes(before, old, after, new), None)
+    return after.changes[later]
+
+
+def _continued_by_both(before: AnswerKeys, after: AnswerKeys, earlier: int, later: int) -> tuple[int, int] | None:
+    """Return the positions of the task that both tasks continue; None if they continue no task, or two."""
+    old, new = before.state.dag.tasks[earlier].continues, after.state.dag.tasks[later].continues
+    return None if old is None or old != new else (before.state.dag.position(old), after.state.dag.position(old))
+
+
+def _changes(before: AnswerKeys, earlier: int, after: AnswerKeys, later: int) -> Iterator[str]:
+    old, new = before.state.dag.tasks[earlier], after.state.dag.tasks[later]
+    if old.prompt != new.prompt:
+        yield f"prompt changed: line {first_changed_line(old.prompt, new.prompt)}"
+    if old.run != new.run:
+        yield "command changed"
+    if old.check != new.check:
+        yield "check changed"
+    for name, word in _FIELDS.items():
+        if getattr(old, name) != getattr(new, name):
+            yield f"{word} changed"
+    if _files(old) != _files(new):
+        yield "files changed"
+    was, now = (side.state.dag.backend_of(task) or "" for side, task in ((before, old), (after, new)))
+    if was != now or before.backend_keys.get(was) != after.backend_keys.get(now):
+        yield f"backend{f' {now}' if now else ''} changed"
+    earlier_values, inputs = _values(before.state, earlier), after.state.dag.inputs
+    for name, value in _values(after.state, later).items():
+        if name not in earlier_values or earlier_values[name] != value:
+            yield f"{'input' if name == 'inputs' or name in inputs else 'upstream'} {name} changed"
+    pair = _continued_by_both(before, after, earlier, later)
+    if pair is not None:
+        texts = [side.state.results[place].text if side.state.is_completed(new.continues or "") else None
+                 for side, place in zip((before, after), pair, strict=True)]  # fmt: skip
+        if texts[0] != texts[1] or after.changes[pair[1]] is not None:
+            yield f"upstream {new.continues} changed"
+
+
+def _values(state: RunState, position: int) -> dict[str, JsonInput]:
+    """Return the values in the prompt, with each task under `results` by its own name."""
+    values = TaskTexts(state.dag.tasks[position], state.dag, state.results).values()
+    results = values.pop("results", None)
+    return {**values, **(results if isinstance(results, Mapping) else {})}
 
 
 def first_changed_line(before: str, after: str) -> int:

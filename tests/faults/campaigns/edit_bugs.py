@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from plait.runner.reuse import answer_keys, earlier_answers
 from plait.runner.reuse.earlier_answers import EarlierAnswer, EarlierAnswers
 from plait.runner.state.run_state import RunState
 from plait.runner.state.stored_run import StoredRun
+from plait.task import Task
 
 Plant = Callable[[], AbstractContextManager[object]]
 
@@ -85,17 +86,12 @@ def _cache_before_fresh() -> AbstractContextManager[object]:
     return mock.patch.object(EarlierAnswers, "find", found_anyway)
 
 
-def _nothing(*_: object) -> None:
-    return None
+def _always(*_: object) -> bool:
+    return True
 
 
-def _conditions_left_out() -> AbstractContextManager[object]:
-    changes = answer_keys._changes
-
-    def others(*compared: Any) -> Iterator[str]:
-        return (one for one in changes(*compared) if one != "condition changed")
-
-    return mock.patch.object(answer_keys, "_changes", others)
+def _same_settings(_task: Task) -> list[Any]:
+    return []
 
 
 def _start_alone(_state: RunState, roots: Collection[int]) -> set[int]:
@@ -115,12 +111,12 @@ class Bug:
 
 
 BUGS: Mapping[str, Bug] = {
-    "a `when` left out of the key": Bug(_conditions_left_out, 16),
+    "a `when` left out of the key": Bug(_in(answer_keys, "_same_condition", _always), 16),
     "a position used as key": Bug(_identity_by_position, 74),
     "a list item left out of the key": Bug(_identity_without_the_element, 422),
-    "the prefix of a conversation left out of the key": Bug(_in(answer_keys, "_both_continue", _nothing), 56),
-    "the prompt as rendered left out of the key": Bug(_in(answer_keys, "_text_change", _nothing)),
-    "the settings of a task left out of the key": Bug(_in(answer_keys, "_SETTINGS", {"settings": _nothing})),
+    "the prefix of a conversation left out of the key": Bug(_in(answer_keys, "_same_conversation", _always), 56),
+    "the prompt as rendered left out of the key": Bug(_in(answer_keys, "_same_prompt", _always)),
+    "the settings of a task left out of the key": Bug(_in(answer_keys, "settings_of", _same_settings)),
     "effects taken over": Bug(_effects_taken_over, 4),
     "answers of persons taken over silently": Bug(_in(earlier_answers, "_asked_persons", _nobody_asked)),
     "a prompt kept without the text of its file": Bug(_in(earlier_answers, "sent_prompt", _rendered_prompt), 20),
